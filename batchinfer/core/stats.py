@@ -1,0 +1,57 @@
+"""Counters of a run. Pure numbers: the engine adds to them, reports read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What one step computed, as the physical limit needs it (performance is judged against these counts)."""
+
+    num_decode: int  # sequences that computed exactly one token
+    num_prefill: int  # tokens of all longer spans
+    num_logits: int  # rows that went through the LM head
+    decode_context: int  # sum over decoding sequences of the tokens attended to
+    prefill_attention: float  # sum over longer spans of q * (context before + q / 2)
+    seconds: float  # wall time of the whole step
+
+
+@dataclass(slots=True)
+class StageSeconds:
+    """Wall seconds by stage. Forward time of a mixed step is split between prefill and decode by tokens."""
+
+    schedule: float = 0.0  # schedule, reserve, propose, build the batch
+    prefill: float = 0.0
+    decode: float = 0.0
+    sample: float = 0.0
+    retire: float = 0.0
+
+
+@dataclass(slots=True)
+class RunStats:
+    """Totals since the engine was built, and the present state of queue and pool."""
+
+    steps: int = 0
+    rows_finished: int = 0
+    prompt_tokens: int = 0  # of admitted rows, each row once
+    cached_prompt_tokens: int = 0  # of those, found in the prefix cache at the row's first admission
+    computed_tokens: int = 0  # token positions that went through the model
+    recomputed_tokens: int = 0  # computed again after a preemption
+    output_tokens: int = 0
+    preemptions: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0  # referenced by running rows
+    peak_blocks_used: int = 0
+    peak_running: int = 0
+    finish_reasons: dict[str, int] = field(default_factory=dict)
+    clipped_rows: int = 0  # rows whose max_tokens was cut by context or pool, and that ended there
+    seconds: StageSeconds = field(default_factory=StageSeconds)
+    kernel_seconds_first_step: float = 0.0  # the first step pays for lazy initialisation
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of prompt tokens that the prefix cache gave."""
+        return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0

@@ -1,0 +1,39 @@
+"""The tokenizer's facts that the control plane needs: bytes per token, special ids, EOS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """What each token id says.
+
+    `token_bytes[id]` are the bytes the id adds to a text (special tokens hold their own spelling; ids without a
+    token are empty). Its length is the tokenizer's size: larger ids are never sampled and refused as input.
+    """
+
+    token_bytes: Sequence[bytes]
+    special_ids: frozenset[int]
+    eos_ids: tuple[int, ...]
+    strip_leading_space: bool = False  # SentencePiece decoders drop one space before the first word
+
+    @property
+    def size(self) -> int:
+        """Number of ids that the tokenizer knows."""
+        return len(self.token_bytes)
+
+    def text_bytes(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> bytes:
+        """Concatenated bytes of the tokens; ids outside the vocabulary add nothing."""
+        table, special, size = self.token_bytes, self.special_ids, len(self.token_bytes)
+        if skip_special_tokens and special:
+            return b"".join([table[i] for i in token_ids if i < size and i not in special])
+        return b"".join([table[i] for i in token_ids if i < size])
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of the tokens; bytes that are no UTF-8 become U+FFFD, as in the tokenizer's own decoder."""
+        raw = self.text_bytes(token_ids, skip_special_tokens)
+        if self.strip_leading_space and raw.startswith(b" "):
+            raw = raw[1:]
+        return raw.decode("utf-8", errors="replace")
