@@ -1,0 +1,1 @@
+"""What the tests compare with: recorded outputs and tiny checkpoints that another implementation can run."""
