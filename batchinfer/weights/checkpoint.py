@@ -1,0 +1,60 @@
+"""What every weight reader offers: the headers as records, and one tensor's bytes at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor as the file's header states it: checked to lie inside the file, not yet read.
+
+    `shape` is in the usual row-major order, [out, in] for matrices. `format` is the file's own word (`BF16`, `Q4_1`).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    file: Path
+    offset: int
+    num_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawTensor:
+    """One tensor's values in memory of their own.
+
+    `data` is a flat byte array; `dtype` says how to read it: `bf16`, `float16` or `float32`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    data: NDArray[np.uint8]
+
+
+class Checkpoint(Protocol):
+    """A set of weights on disk."""
+
+    @property
+    def entries(self) -> Mapping[str, TensorEntry]:
+        """Every tensor by its name in the file."""
+
+    @property
+    def place(self) -> Path:
+        """The folder or file, for messages."""
+
+    def read(self, name: str) -> RawTensor:
+        """Read one tensor into memory of its own."""
