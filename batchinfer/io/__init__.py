@@ -1,0 +1,1 @@
+"""Files: rows in, results out, tokenizers."""

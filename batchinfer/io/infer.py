@@ -1,0 +1,163 @@
+"""Arrow types for columns of JSON: observed value by value; what does not fit one type becomes JSON text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from batchinfer.io.json_text import dump_json, encode_json
+
+BOOL, INT, WIDE_INT, FLOAT, TEXT = "bool", "int", "wide int", "float", "text"
+EXACT_INT = 2**53  # larger integers have no exact float beside them
+MAX_FIELDS = 256  # an object with more keys than this is a dictionary, not a record
+MAX_DEPTH = 16
+ARROW = {BOOL: pa.bool_(), INT: pa.int64(), WIDE_INT: pa.int64(), FLOAT: pa.float64(), TEXT: pa.string()}
+MEETING = {frozenset((INT, WIDE_INT)): WIDE_INT, frozenset((INT, FLOAT)): FLOAT}
+
+
+class Mixed(Exception):
+    """Values that no one Arrow type holds."""
+
+
+@dataclass(slots=True)
+class Observed:
+    """What was seen so far: a scalar kind, or items, or fields; nothing yet means only nulls."""
+
+    scalar: str | None = None
+    items: Observed | None = None
+    fields: dict[str, Observed] | None = None
+
+    def add(self, value: Any, depth: int = 0) -> None:
+        """Widen to hold `value`, or raise `Mixed`."""
+        if value is None:
+            return
+        if isinstance(value, dict):
+            self._only("fields")
+            if self.fields is None:
+                self.fields = {}
+            if depth >= MAX_DEPTH:
+                raise Mixed
+            for name, item in value.items():
+                self.fields.setdefault(name, Observed()).add(item, depth + 1)
+            if len(self.fields) > MAX_FIELDS:
+                raise Mixed
+        elif isinstance(value, list):
+            self._only("items")
+            if self.items is None:
+                self.items = Observed()
+            if depth >= MAX_DEPTH:
+                raise Mixed
+            for item in value:
+                self.items.add(item, depth + 1)
+        else:
+            self._only("scalar")
+            self._add_scalar(_scalar_kind(value))
+
+    def _only(self, form: str) -> None:
+        for name in ("scalar", "items", "fields"):
+            if name != form and getattr(self, name) is not None:
+                raise Mixed
+
+    def _add_scalar(self, kind: str) -> None:
+        if self.scalar is None or self.scalar == kind:
+            self.scalar = kind
+            return
+        meeting = MEETING.get(frozenset((self.scalar, kind)))
+        if meeting is None:
+            raise Mixed
+        self.scalar = meeting
+
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type that holds everything seen, or `Mixed`."""
+        if self.items is not None:
+            return pa.list_(self.items.arrow_type())
+        if self.fields is not None:
+            if not self.fields or not all(_encodable(name) for name in self.fields):
+                raise Mixed
+            return pa.struct([pa.field(name, inside.arrow_type()) for name, inside in self.fields.items()])
+        return ARROW[self.scalar] if self.scalar is not None else pa.string()
+
+
+def _scalar_kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return BOOL
+    if isinstance(value, int):
+        if abs(value) <= EXACT_INT:
+            return INT
+        if -(2**63) <= value < 2**63:
+            return WIDE_INT
+        raise Mixed
+    return FLOAT if isinstance(value, float) else TEXT
+
+
+def _encodable(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(slots=True)
+class ColumnTypes:
+    """Types of all columns of a JSONL file, in order of first appearance."""
+
+    columns: dict[str, Observed | None] = field(default_factory=dict)  # None: mixed, JSON text
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Note one row."""
+        columns = self.columns
+        for name, value in values.items():
+            observed = columns.get(name, MISSING)
+            if observed is None:
+                continue
+            if observed is MISSING:
+                observed = columns[name] = Observed()
+            try:
+                observed.add(value)
+            except Mixed:
+                columns[name] = None
+
+    def schema(self) -> pa.Schema:
+        """Arrow schema; mixed columns are strings of JSON."""
+        fields = []
+        for name, observed in self.columns.items():
+            try:
+                kind = pa.string() if observed is None else observed.arrow_type()
+            except Mixed:
+                self.columns[name] = None
+                kind = pa.string()
+            fields.append(pa.field(printable(name), kind))
+        return pa.schema(fields)
+
+    def array(self, name: str, values: list[Any]) -> pa.Array:
+        """The column's values as Arrow; call `schema` first."""
+        observed = self.columns[name]
+        if observed is None:
+            texts = [None if value is None else encode_json(dump_json(value)).decode() for value in values]
+            return pa.array(texts, pa.string())
+        kind = observed.arrow_type()
+        try:
+            return pa.array(values, kind)
+        except UnicodeEncodeError:
+            return pa.array([_whole_characters(value) for value in values], kind)
+
+
+MISSING = Observed()
+
+
+def printable(name: str) -> str:
+    """A column name that UTF-8 can hold."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _whole_characters(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {key: _whole_characters(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole_characters(item) for item in value]
+    return value

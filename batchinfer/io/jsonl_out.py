@@ -1,0 +1,59 @@
+"""The finished output as JSONL: the input's own bytes where they are strict JSON, written again where not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from batchinfer.io.join import RAW_COLUMN, Join
+from batchinfer.io.json_rows import raw_text
+from batchinfer.io.json_text import dump_json, encode_json
+from batchinfer.io.partial import PartialRow
+from batchinfer.io.record import InputRow
+
+
+def output_lines(join: Join) -> Iterator[bytes]:
+    """Yield one complete line for each row, in input order."""
+    if join.source.kind == "parquet":
+        yield from _table_lines(join)
+        return
+    for row, stored in join.line_rows():
+        yield line_of(join, row, stored)
+
+
+def line_of(join: Join, row: InputRow, stored: PartialRow) -> bytes:
+    """The output line of one row of a line format."""
+    if stored.plain and join.kept.all and not join.columns.prefix:
+        return _spliced(row.raw, stored.fragment)
+    try:
+        return _joined(dump_json(join.carried(row)), join, stored)
+    except RecursionError:  # deeper than Python writes, though not than it reads
+        return _joined(dump_json({RAW_COLUMN: raw_text(row.raw)}), join, stored)
+
+
+def _spliced(raw: bytes, fragment: bytes) -> bytes:
+    """The line's own bytes with the result's members before the closing brace."""
+    if len(raw) < 64 and not raw[1:-1].strip():
+        return b"{%s}\n" % fragment
+    return b"%s,%s}\n" % (raw[:-1], fragment)
+
+
+def _joined(carried: str, join: Join, stored: PartialRow) -> bytes:
+    fragment = stored.fragment
+    if join.columns.prefix:
+        fragment = encode_json(dump_json(join.columns.renamed(stored.fields())))[1:-1]
+    return b"%s%s%s}\n" % (encode_json(carried[:-1]), b"," if len(carried) > 2 else b"", fragment)
+
+
+def _table_lines(join: Join) -> Iterator[bytes]:
+    from batchinfer.io.parquet_source import ParquetSource, python_values
+
+    source = join.source
+    assert isinstance(source, ParquetSource)
+    names = join.kept.names(source.schema.names)
+    for position, batch in source.tables(join.start, join.stop, names):
+        columns = [python_values(column) for column in batch.columns]
+        cells: Iterator[tuple[Any, ...]] = zip(*columns, strict=True) if columns else iter([()] * batch.num_rows)
+        for offset, row in enumerate(cells):
+            carried = dump_json(dict(zip(names, row, strict=True)))
+            yield _joined(carried, join, join.result_of(position + offset))

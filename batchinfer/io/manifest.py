@@ -1,0 +1,74 @@
+"""`OUTPUT.manifest.json`: what the partial results belong to, so that a resumed job never mixes two jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from batchinfer.io.durable import write_whole
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`fingerprint`: what can change text; `versions` only warn; `date` is frozen for templates that print it."""
+
+    fingerprint: dict[str, Any]
+    versions: dict[str, str]
+    date: datetime
+
+    def write(self, path: Path) -> None:
+        """Put the manifest in place in one piece."""
+        record = {"format": FORMAT, "fingerprint": self.fingerprint, "versions": self.versions, "date": self.date.isoformat()}
+        write_whole(path, json.dumps(record, indent=1, default=str).encode())
+
+
+def try_read_manifest(path: Path) -> Manifest | None:
+    """The manifest, None when there is none or it is not one of ours."""
+    record = try_read_json(path)
+    if record is None or record.get("format") != FORMAT:
+        return None
+    try:
+        return Manifest(record["fingerprint"], record["versions"], datetime.fromisoformat(record["date"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def try_read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file, None when there is none."""
+    try:
+        loaded = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return loaded if isinstance(loaded, dict) else None
+
+
+def normal(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint as it reads after a round through JSON, so that old and new compare."""
+    loaded: dict[str, Any] = json.loads(json.dumps(fingerprint, default=str))
+    return loaded
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+    """What differs, one line each: `sampling.temperature: was 0.0, is 0.7`."""
+    found: list[str] = []
+    for name in sorted({*old, *new}):
+        before, now = old.get(name), new.get(name)
+        if before == now:
+            continue
+        where = f"{path}{name}"
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            found += differences(before, now, where + ".")
+        else:
+            found.append(f"{where}: was {_short(before)}, is {_short(now)}")
+    return found
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,70 @@
+"""Chat messages as users write them, checked and brought to what a chat template expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchinfer.errors import InputError
+
+PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning_content")
+
+
+def clean_messages(value: object, name: str) -> list[dict[str, Any]]:
+    """The messages with text contents and without null fields; `InputError` says which message is wrong.
+
+    Keys that no chat format knows never reach the template. Content given as text parts is joined.
+    """
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{name} must be a list of messages, got {type(value).__name__}", "invalid_messages")
+    if not value:
+        raise InputError(f"{name} is empty: there is nothing to answer", "empty_prompt")
+    return [_message(item, f"{name}[{index}]") for index, item in enumerate(value)]
+
+
+def _message(item: object, where: str) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise InputError(f"{where} must be an object with role and content, got {_kind(item)}", "invalid_messages")
+    role = item.get("role")
+    if not isinstance(role, str) or not role:
+        raise InputError(f"{where} needs a role (system, user, assistant or tool)", "invalid_messages")
+    message: dict[str, Any] = {"role": role, "content": _content(item.get("content"), where, bool(item.get("tool_calls")))}
+    for key in PASSED_ON:
+        if item.get(key) is not None:
+            message[key] = _without_nulls(item[key])
+    return message
+
+
+def _content(content: object, where: str, calls_tools: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if calls_tools:
+            return ""
+        raise InputError(f"{where} has no content", "invalid_messages")
+    if not isinstance(content, list | tuple):
+        raise InputError(f"{where}.content must be text or a list of text parts, got {_kind(content)}", "invalid_messages")
+    return "".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, dict):
+        raise InputError(f"{where} must be an object with a type, got {_kind(part)}", "invalid_messages")
+    kind = part.get("type")
+    if kind != "text":
+        raise InputError(f"{where} has type {kind!r}; only text parts are supported", "unsupported_content")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise InputError(f"{where}.text must be a string, got {_kind(text)}", "invalid_messages")
+    return text
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else type(value).__name__

@@ -1,0 +1,114 @@
+"""The finished output as Parquet: the input's Arrow columns as they are, or types inferred from JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchinfer.io.infer import ColumnTypes
+from batchinfer.io.join import RAW_COLUMN, Join
+from batchinfer.io.json_rows import raw_text
+from batchinfer.io.json_text import without_nan
+from batchinfer.io.parquet_source import ParquetSource
+from batchinfer.io.partial import PartialRow
+from batchinfer.io.record import InputRow
+from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, TEXT, TOKEN_IDS, ResultColumns
+
+ERROR_TYPE = pa.struct([pa.field("code", pa.string()), pa.field("message", pa.string())])
+RESULT_TYPES = {
+    TEXT: pa.string(),
+    REASON: pa.string(),
+    NUM_INPUT: pa.int64(),
+    NUM_GENERATED: pa.int64(),
+    ERROR: ERROR_TYPE,
+    TOKEN_IDS: pa.list_(pa.int32()),
+}
+BATCH_ROWS = 1024
+BATCH_BYTES = 16 << 20
+GROUP_ROWS = 1 << 16
+GROUP_BYTES = 64 << 20
+
+
+def result_fields(columns: ResultColumns) -> list[pa.Field]:
+    """The result columns' Arrow fields, in order."""
+    return [pa.field(columns.prefix + name, RESULT_TYPES[name]) for name in columns.plain_names]
+
+
+def write_parquet(join: Join, file: BinaryIO) -> None:
+    """Write the whole output table."""
+    carried, batches = _from_table(join) if isinstance(join.source, ParquetSource) else _from_lines(join)
+    schema = pa.schema([*carried, *result_fields(join.columns)], metadata=carried.metadata)
+    with pq.ParquetWriter(file, schema) as writer:
+        held: list[pa.RecordBatch] = []
+        for batch in batches:
+            held.append(batch)
+            if sum(item.num_rows for item in held) >= GROUP_ROWS or sum(item.nbytes for item in held) >= GROUP_BYTES:
+                _write_group(writer, held, schema)
+                held = []
+        _write_group(writer, held, schema)
+
+
+def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
+    if batches:
+        writer.write_table(pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches], schema))
+
+
+def _result_arrays(stored: list[PartialRow], columns: ResultColumns) -> list[pa.Array]:
+    fields = json.loads(b"[{" + b"},{".join([item.fragment for item in stored]) + b"}]") if stored else []
+    return [pa.array([item.get(name) for item in fields], RESULT_TYPES[name]) for name in columns.plain_names]
+
+
+def _from_table(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    source = join.source
+    assert isinstance(source, ParquetSource)
+    names = join.kept.names(source.schema.names)
+    schema = pa.schema([source.schema.field(name) for name in names], metadata=source.schema.metadata)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for position, batch in source.tables(join.start, join.stop, names):
+            stored = [join.result_of(position + offset) for offset in range(batch.num_rows)]
+            arrays = [*batch.columns, *_result_arrays(stored, join.columns)]
+            yield pa.RecordBatch.from_arrays(arrays, names=[*names, *join.columns.names])
+
+    return schema, batches()
+
+
+def _from_lines(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    types = ColumnTypes()
+    for row in join.source.rows(join.start, join.stop):
+        types.add(_cells(join, row))
+    if RAW_COLUMN in types.columns:  # after the named columns, where it is only there for unreadable lines
+        types.columns[RAW_COLUMN] = types.columns.pop(RAW_COLUMN)
+    schema = types.schema()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rows = join.line_rows()
+        while chunk := list(_by_bytes(islice(rows, BATCH_ROWS))):
+            cells = [_cells(join, row) for row, _ in chunk]
+            arrays = [types.array(name, [item.get(name) for item in cells]) for name in types.columns]
+            arrays += _result_arrays([stored for _, stored in chunk], join.columns)
+            yield pa.RecordBatch.from_arrays(arrays, names=[*schema.names, *join.columns.names])
+
+    return schema, batches()
+
+
+def _by_bytes(rows: Iterator[tuple[InputRow, PartialRow]]) -> Iterator[tuple[InputRow, PartialRow]]:
+    size = 0
+    for row, stored in rows:
+        yield row, stored
+        size += len(row.raw)
+        if size >= BATCH_BYTES:
+            return
+
+
+def _cells(join: Join, row: InputRow) -> dict[str, Any]:
+    carried = join.carried(row)
+    try:
+        return carried if row.plain else {name: without_nan(value) for name, value in carried.items()}
+    except RecursionError:
+        return {RAW_COLUMN: raw_text(row.raw)}

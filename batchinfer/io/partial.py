@@ -1,0 +1,163 @@
+"""`OUTPUT.partial`: every finished row appended as one complete, checked line, in the order in which rows finish.
+
+A line is `{"row":N,"digest":"...","plain":0|1,"result":{...},"crc":"........"}`; `crc` covers what stands before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchinfer.errors import OutputError
+from batchinfer.io.row_index import RowIndex
+
+SYNC_SECONDS = 5.0
+READ_BYTES = 1 << 10
+RESULT_MARK = b',"result":{'
+CRC_MARK = b',"crc":"'
+CRC_BYTES = len(CRC_MARK) + 8 + len(b'"}')
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRow:
+    """A stored result: which input row it belongs to, and its columns as JSON members without braces."""
+
+    row: int
+    digest: str
+    plain: bool  # the input line may be copied to the output as it is
+    fragment: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """The columns as Python values."""
+        loaded: dict[str, Any] = json.loads(b"{" + self.fragment + b"}")
+        return loaded
+
+    @property
+    def failed(self) -> bool:
+        """True when the result is an error."""
+        return self.fields()["error"] is not None
+
+
+def encode_line(row: int, digest: str, plain: bool, fragment: str) -> bytes:
+    """The line that stores one result."""
+    body = f'{{"row":{row},"digest":"{digest}","plain":{1 if plain else 0},"result":{{{fragment}}}'.encode("utf-8", "backslashreplace")
+    return b'%s,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def try_decode_line(line: bytes) -> PartialRow | None:
+    """The stored result, None when the line is torn or was changed."""
+    if not line.endswith(b'"}\n') or line[-CRC_BYTES - 1 : -11] != CRC_MARK:
+        return None
+    body = line[: -CRC_BYTES - 1]
+    if line[-11:-3] != b"%08x" % zlib.crc32(body):
+        return None
+    at = body.find(RESULT_MARK)
+    head = json.loads(body[:at] + b"}")
+    return PartialRow(head["row"], head["digest"], bool(head["plain"]), body[at + len(RESULT_MARK) : -1])
+
+
+@dataclass(slots=True)
+class Found:
+    """What a partial file held when it was opened."""
+
+    rows: int = 0
+    failed: int = 0
+    damaged_lines: int = 0
+    torn_bytes: int = 0
+
+
+class PartialFile:
+    """Appends results, and finds them again by row."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found = Found()
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+        self.index = RowIndex()
+        self._size = 0
+        self._synced_at = time.monotonic()
+        self._unsynced = False
+        self._repair()
+
+    def _repair(self) -> None:
+        """Index what is there; cut a torn last line off; leave damaged lines out, so that their rows run again."""
+        with open(os.dup(self._fd), "rb", buffering=1 << 20) as file:
+            file.seek(0)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    self.found.torn_bytes = len(line)
+                    break
+                stored = try_decode_line(line)
+                if stored is None:
+                    self.found.damaged_lines += 1
+                else:
+                    self.index.put(stored.row, self._size)
+                self._size += len(line)
+        if self.found.torn_bytes:
+            os.ftruncate(self._fd, self._size)
+        self.found.rows = self.index.num_rows
+
+    def append(self, row: int, digest: str, plain: bool, fragment: str) -> None:
+        """Store a finished row in one write."""
+        line = encode_line(row, digest, plain, fragment)
+        self._write(line)
+        self.index.put(row, self._size)
+        self._size += len(line)
+        self._unsynced = True
+
+    def _write(self, line: bytes) -> None:
+        try:
+            written = os.write(self._fd, line)
+            while written < len(line):  # a nearly full disk takes a part, then says so
+                written += os.write(self._fd, line[written:])
+        except OSError as error:
+            self._cut_back()
+            raise OutputError(f"{self.path}: {error.strerror}; everything finished so far is kept") from None
+
+    def _cut_back(self) -> None:
+        try:
+            os.ftruncate(self._fd, self._size)
+        except OSError:  # the torn line is repaired when the job is resumed
+            return
+
+    def sync_if_due(self) -> None:
+        """Push what was appended to the disk, at most every few seconds."""
+        if self._unsynced and time.monotonic() - self._synced_at >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Push what was appended to the disk."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise OutputError(f"{self.path}: {error.strerror}; the last results may be lost") from None
+        self._synced_at = time.monotonic()
+        self._unsynced = False
+
+    def try_get(self, row: int) -> PartialRow | None:
+        """The row's stored result, None when it has none."""
+        offset = self.index.try_get(row)
+        if offset is None:
+            return None
+        want = READ_BYTES
+        while True:
+            data = os.pread(self._fd, want, offset)
+            end = data.find(b"\n")
+            if end >= 0:
+                return try_decode_line(data[: end + 1])
+            if len(data) < want:
+                return None
+            want *= 4
+
+    def close(self) -> None:
+        """Close the file; what was appended stays."""
+        os.close(self._fd)
+        self.index.close()

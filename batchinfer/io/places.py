@@ -1,0 +1,102 @@
+"""Where the output goes, which files stand beside it, and what is refused before any work is done."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from batchinfer.errors import ConfigError, OutputConflict, OutputError
+from batchinfer.io.source import InputFiles, stem_of
+
+SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The output and the files that belong to it."""
+
+    output: Path
+
+    def _beside(self, ending: str) -> Path:
+        return self.output.with_name(self.output.name + ending)
+
+    @property
+    def partial(self) -> Path:
+        """Finished rows, as they finish."""
+        return self._beside(".partial")
+
+    @property
+    def manifest(self) -> Path:
+        """What the partial results belong to."""
+        return self._beside(".manifest.json")
+
+    @property
+    def report(self) -> Path:
+        """Stays when the job is done."""
+        return self._beside(".report.json")
+
+    @property
+    def lock(self) -> Path:
+        """Held by the job that writes."""
+        return self._beside(".lock")
+
+    @property
+    def spool(self) -> Path:
+        """What came from stdin."""
+        return self._beside(".stdin")
+
+    @property
+    def is_parquet(self) -> bool:
+        """True when the output is a Parquet file."""
+        return self.output.suffix.lower() == ".parquet"
+
+
+def default_name(files: InputFiles) -> Path:
+    """The output's name when none is given: beside a file, in the current folder for anything else."""
+    ending = ".out.parquet" if files.kind == "parquet" else ".out.jsonl"
+    if files.folder is not None:
+        return Path(files.folder.resolve().name + ending)
+    if files.streamed:
+        return Path("stdin" + ending)
+    path = files.paths[0]
+    return path.with_name(stem_of(path) + ending)
+
+
+def is_streamed(given: str | None) -> bool:
+    """True for outputs that are written as they come: stdout, pipes, devices."""
+    if given == "-":
+        return True
+    try:
+        mode = os.stat(given).st_mode if given is not None else 0
+    except OSError:
+        return False
+    return bool(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def find_places(given: str | None, files: InputFiles) -> Places:
+    """The output's place, or an error when nothing can ever be written there."""
+    path = Path(given) if given is not None else default_name(files)
+    if path.is_dir():
+        raise OutputConflict(f"{path}: the output is a folder; give a file name ending in .jsonl or .parquet")
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"-o {path}: the name must end in .jsonl or .parquet (or be - for stdout)")
+    if any(_same_file(path, source) for source in files.paths):
+        raise OutputConflict(f"{path}: the output is the input; give another name with -o")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: the folder {path.parent} does not exist; make it first")
+    if path.is_symlink():  # write what the link means, and leave the link alone
+        path = Path(os.path.realpath(path))
+        if not path.parent.is_dir():
+            raise OutputError(f"{path}: the link's folder {path.parent} does not exist")
+    return Places(path)
+
+
+def _same_file(path: Path, source: Path) -> bool:
+    try:
+        if os.path.realpath(path) == os.path.realpath(source):
+            return True
+        return path.exists() and os.path.samefile(path, source)
+    except OSError:
+        return False

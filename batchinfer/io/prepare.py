@@ -1,0 +1,178 @@
+"""Rows to requests, a batch at a time: render, tokenise all at once, check lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+import numpy as np
+
+from batchinfer.core.request import Request, Result, SamplingParams
+from batchinfer.core.vocabulary import Vocabulary
+from batchinfer.errors import InputError
+from batchinfer.io.record import InputRow
+from batchinfer.io.rows import Ask
+
+BATCH_ROWS = 256
+BATCH_BYTES = 4 << 20
+
+
+class TextTokenizer(Protocol):
+    """What the preparer asks of a tokenizer."""
+
+    vocabulary: Vocabulary
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> Sequence[Sequence[int]]:
+        """Token ids of each text."""
+
+    def render_chat(self, messages: list[dict[str, Any]], *, date: datetime | None = None, add_generation_prompt: bool = True) -> str:
+        """The messages as the model's chat template writes them."""
+
+
+class RowShape(Protocol):
+    """Turns a row's values into what it asks for."""
+
+    def read(self, values: dict[str, Any]) -> Ask:
+        """What the row asks for, or `InputError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How prompts become text, the same for every row of a job."""
+
+    chat: bool
+    system_prompt: str | None
+    date: datetime
+    max_model_len: int
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A row on its way through a batch: its text, and whether special tokens are to be added."""
+
+    index: int
+    row: InputRow
+    params: SamplingParams
+    text: str
+    raw_prompt: bool
+
+
+class RowPreparer:
+    """Turns batches of parsed rows into requests or failed results, in the same order."""
+
+    def __init__(self, shape: RowShape, tokenizer: TextTokenizer, rendering: Rendering) -> None:
+        self._shape = shape
+        self._tokenizer = tokenizer
+        self._rendering = rendering
+        self._bytes_per_token = max(map(len, tokenizer.vocabulary.token_bytes), default=1) or 1
+        self.first_text: str | None = None
+
+    def prepare(self, rows: list[InputRow]) -> list[Request | Result]:
+        """A request or a failed result for each row."""
+        made: list[Request | Result | None] = [None] * len(rows)
+        pending: list[_Pending] = []
+        for index, row in enumerate(rows):
+            try:
+                if row.error is not None:
+                    raise row.error
+                assert row.values is not None
+                ask = self._shape.read(row.values)
+                if ask.token_ids is not None:
+                    made[index] = self._request(row, ask.token_ids, ask.params)
+                else:
+                    pending.append(self._rendered(index, row, ask))
+            except InputError as error:
+                made[index] = _failed(row, error)
+            except RecursionError:
+                made[index] = _failed(row, InputError("the row is nested too deeply", "invalid_request"))
+        for raw_prompt in (False, True):
+            chosen = [item for item in pending if item.raw_prompt == raw_prompt]
+            for item, ids in zip(chosen, self._encode(chosen, raw_prompt), strict=True):
+                try:
+                    if isinstance(ids, InputError):
+                        raise ids
+                    made[item.index] = self._request(item.row, np.array(ids, dtype=np.int32), item.params)
+                except InputError as error:
+                    made[item.index] = _failed(item.row, error)
+        return [item for item in made if item is not None]
+
+    def _rendered(self, index: int, row: InputRow, ask: Ask) -> _Pending:
+        rendering = self._rendering
+        messages = ask.messages
+        if messages is None and rendering.chat:
+            messages = [{"role": "user", "content": ask.prompt}]
+        if messages is None:
+            text = ask.prompt
+        else:
+            if rendering.system_prompt is not None and messages[0]["role"] != "system":
+                messages = [{"role": "system", "content": rendering.system_prompt}, *messages]
+            text = self._tokenizer.render_chat(messages, date=rendering.date)
+        assert text is not None
+        if len(text) > rendering.max_model_len:  # cheap to ask, and only then worth asking
+            self._refuse_hopeless(text)
+        if self.first_text is None:
+            self.first_text = text
+        return _Pending(index, row, ask.params, text, raw_prompt=messages is None)
+
+    def _refuse_hopeless(self, text: str) -> None:
+        """Refuse a text that cannot fit however it is tokenised, before megabytes of it are tokenised."""
+        at_least = -(-len(text.encode("utf-8", "replace")) // self._bytes_per_token)
+        if at_least >= self._rendering.max_model_len:
+            raise _too_long(f"at least {at_least:,}", self._rendering.max_model_len)
+
+    def _encode(self, items: list[_Pending], add_special_tokens: bool) -> list[Sequence[int] | InputError]:
+        if not items:
+            return []
+        try:
+            return list(self._tokenizer.encode_batch([item.text for item in items], add_special_tokens))
+        except Exception:  # one text spoils the batch: find out which
+            if len(items) == 1:
+                return [_untokenisable(items[0].text)]
+            half = len(items) // 2
+            return self._encode(items[:half], add_special_tokens) + self._encode(items[half:], add_special_tokens)
+
+    def _request(self, row: InputRow, ids: np.ndarray, params: SamplingParams) -> Request:
+        limit, size = self._rendering.max_model_len, self._tokenizer.vocabulary.size
+        if len(ids) == 0:
+            raise InputError("the prompt is empty: it has no tokens", "empty_prompt")
+        if len(ids) >= limit:
+            raise _too_long(f"{len(ids):,}", limit)
+        highest = int(ids.max())
+        if highest >= size:
+            raise InputError(f"token id {highest} is beyond the vocabulary of {size:,} tokens", "invalid_token_ids")
+        return Request(row.position, ids, params)
+
+
+def _too_long(tokens: str, limit: int) -> InputError:
+    return InputError(f"the prompt is {tokens} tokens long; max_model_len is {limit:,}, answer included", "too_long")
+
+
+def _untokenisable(text: str) -> InputError:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return InputError(f"the prompt holds half of a surrogate pair at character {error.start + 1}", "invalid_unicode")
+    return InputError("the prompt cannot be tokenised", "invalid_prompt")
+
+
+def _failed(row: InputRow, error: InputError) -> Result:
+    """The row's error, saying where the row stands unless the message does already."""
+    place = row.place
+    message = str(error)
+    return Result.failed(row.position, error if message.startswith(place) else InputError(f"{place}: {message}", error.code))
+
+
+def batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
+    """Group rows for the preparer, by number and, where rows are large, by bytes."""
+    group: list[InputRow] = []
+    size = 0
+    for row in rows:
+        group.append(row)
+        size += len(row.raw)
+        if len(group) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,0 +1,37 @@
+"""`InputRow`: one row of the input as it was read, before anybody asks what it wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from batchinfer.errors import InputError
+
+
+@dataclass(slots=True)
+class InputRow:
+    """One row: where it stands, its bytes (line formats only), and once parsed its columns or why it has none.
+
+    `position` counts rows of the whole input from 0; `line` is the physical line (or table row) from 1.
+    `plain` promises that `raw` is strict JSON with no key twice, so that it may be copied to the output as it is.
+    """
+
+    position: int
+    line: int
+    file: str = ""  # named only where the input is more than one file
+    raw: bytes = b""
+    values: dict[str, Any] | None = None
+    error: InputError | None = None
+    plain: bool = False
+    unit: str = "line"
+
+    @property
+    def place(self) -> str:
+        """Where people find the row: `line 8`, `b.jsonl line 8`, `row 3`."""
+        return f"{self.file} {self.unit} {self.line}" if self.file else f"{self.unit} {self.line}"
+
+    def digest(self) -> str:
+        """Hash of what was read, 16 hex digits: a resumed job and the finish compare it."""
+        data = self.raw or repr(self.values).encode("utf-8", "surrogatepass")
+        return blake2b(data, digest_size=8).hexdigest()

@@ -1,0 +1,194 @@
+"""What a row asks for: its prompt, in one of three forms, and its sampling parameters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from batchinfer.core.request import PARAMETER_NAMES, SamplingParams
+from batchinfer.errors import ConfigError, InputError, InputFileError
+from batchinfer.io.messages import clean_messages
+from batchinfer.io.options import InputOptions
+from batchinfer.io.record import InputRow
+
+PARAMS_COLUMN = "sampling_params"
+KEPT_PARAMS = 4096  # distinct parameter sets remembered
+NO_PROMPT = "no_prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that can hold a prompt; None: not looked at. A named one takes the place of all the others."""
+
+    prompt: str | None = "prompt"
+    messages: str | None = "messages"
+    token_ids: str | None = "prompt_token_ids"
+    id: str | None = None
+
+    @classmethod
+    def of(cls, options: InputOptions) -> Columns:
+        """The columns to look at under these options."""
+        if options.prompt_column is None and options.messages_column is None:
+            return cls(id=options.id_column)
+        return cls(options.prompt_column, options.messages_column, None, options.id_column)
+
+    @property
+    def candidates(self) -> list[str]:
+        """Names of all columns that can hold a prompt."""
+        return [name for name in (self.prompt, self.messages, self.token_ids) if name is not None]
+
+
+@dataclass(slots=True)
+class Ask:
+    """A row's wish, one prompt form filled."""
+
+    params: SamplingParams
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    token_ids: np.ndarray | None = None
+
+
+def looks_like_openai(values: dict[str, Any]) -> bool:
+    """True for a line of OpenAI's batch format."""
+    return "custom_id" in values and "url" in values and "body" in values
+
+
+def decide_shape(rows: list[InputRow], columns: Columns, input_name: str) -> str:
+    """`plain` or `openai` by the first valid row; `InputFileError` when no row has a usable column."""
+    found: dict[str, None] = {}
+    for row in rows:
+        if row.values is None:
+            continue
+        if looks_like_openai(row.values):
+            return "openai"
+        if any(name in row.values for name in columns.candidates):
+            return "plain"
+        found.update(dict.fromkeys(row.values))
+    wanted = " or ".join(repr(name) for name in columns.candidates)
+    if found:
+        names = ", ".join(list(found)[:20])
+        raise InputFileError(
+            f"{input_name}: no column {wanted} in the first {len(rows):,} rows; columns found: {names}; name one with --prompt-column"
+        )
+    first = next((row.error for row in rows if row.error is not None), None)
+    if len(rows) == 1 and rows[0].error is None:
+        raise InputFileError(f"{input_name}: no column {wanted}: its only row has no columns")
+    raise InputFileError(f"{input_name}: none of the first {len(rows):,} rows is a JSON object; {first}")
+
+
+class PlainRows:
+    """Reads plain rows: columns to a prompt form and to parameters."""
+
+    def __init__(self, columns: Columns, defaults: SamplingParams, row_params: bool = True, json_cells: bool = False) -> None:
+        self._columns = columns
+        self._defaults = defaults
+        self._row_params = row_params
+        self._json_cells = json_cells  # table cells may hold lists as JSON text
+        self._seen: dict[tuple[Any, ...], SamplingParams] = {}
+        self._no_parameters = frozenset(columns.candidates) | {columns.id}  # a prompt column may be called `stop`
+
+    def read(self, values: dict[str, Any]) -> Ask:
+        """What the row asks for, or `InputError`."""
+        if looks_like_openai(values) and not any(values.get(name) is not None for name in self._columns.candidates):
+            raise InputError("an OpenAI batch line in a file of plain rows; put it into a file of its own", "wrong_shape")
+        columns = self._columns
+        prompt = values.get(columns.prompt) if columns.prompt is not None else None
+        messages = values.get(columns.messages) if columns.messages is not None else None
+        ids = values.get(columns.token_ids) if columns.token_ids is not None else None
+        if messages is not None and (prompt is not None or ids is not None):
+            other = columns.prompt if prompt is not None else columns.token_ids
+            raise InputError(f"both {other} and {columns.messages} are given; a row has one of them", "ambiguous_prompt")
+        if ids is not None:
+            return Ask(self.params(values), token_ids=_token_ids(ids, columns.token_ids))
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"{columns.prompt} must be a string, got {type(prompt).__name__}", "invalid_prompt")
+            if not prompt:
+                raise InputError(f"{columns.prompt} is empty", "empty_prompt")
+            return Ask(self.params(values), prompt=prompt)
+        if messages is not None:
+            if self._json_cells:
+                messages = _from_json(messages, str(columns.messages))
+            return Ask(self.params(values), messages=clean_messages(messages, str(columns.messages)))
+        named = next((name for name in columns.candidates if name in values), None)
+        if named is not None:
+            raise InputError(f"{named} is null: there is no prompt", "empty_prompt")
+        raise InputError(f"no prompt: the row has none of the columns {', '.join(columns.candidates)}", NO_PROMPT)
+
+    def parameter_columns(self, values: dict[str, Any]) -> list[str]:
+        """The row's columns that are taken as parameters."""
+        if not self._row_params:
+            return []
+        return [name for name in values if (name in PARAMETER_NAMES or name == PARAMS_COLUMN) and name not in self._no_parameters]
+
+    def params(self, values: dict[str, Any]) -> SamplingParams:
+        """The row's parameters over the job's; a column of its own wins over the same name in `sampling_params`."""
+        if not self._row_params:
+            return self._defaults
+        given = {
+            name: value
+            for name, value in values.items()
+            if value is not None and name in PARAMETER_NAMES and name not in self._no_parameters
+        }
+        inside = values.get(PARAMS_COLUMN)
+        if inside is None and not given:
+            return self._defaults
+        if inside is not None:
+            given = {**self._inside(inside), **given}
+        try:
+            key = (*given, *given.values(), *map(type, given.values()))
+            known = self._seen.get(key)
+        except TypeError:  # a list or an object among them: not remembered
+            return self._defaults.updated(given)
+        if known is None:
+            known = self._defaults.updated(given)
+            if len(self._seen) >= KEPT_PARAMS:
+                self._seen.clear()
+            self._seen[key] = known
+        return known
+
+    def _inside(self, inside: Any) -> dict[str, Any]:
+        if self._json_cells:
+            inside = _from_json(inside, PARAMS_COLUMN)
+        if not isinstance(inside, dict):
+            raise InputError(f"{PARAMS_COLUMN} must be an object, got {type(inside).__name__}", "invalid_parameter")
+        return inside
+
+
+def _from_json(value: Any, name: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise InputError(
+            f"{name} holds text that is not JSON", "invalid_messages" if name != PARAMS_COLUMN else "invalid_parameter"
+        ) from None
+
+
+def _token_ids(ids: Any, name: str | None) -> np.ndarray:
+    if not isinstance(ids, list | tuple) or not all(type(item) is int for item in ids):
+        raise InputError(f"{name} must be a list of integers", "invalid_token_ids")
+    if not ids:
+        raise InputError(f"{name} is empty", "empty_prompt")
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= 2**31:
+        raise InputError(f"{name} holds {low if low < 0 else high}; ids are from 0 to the vocabulary's size", "invalid_token_ids")
+    return np.array(ids, dtype=np.int32)
+
+
+def job_defaults(generation: dict[str, Any], given: dict[str, Any]) -> tuple[SamplingParams, list[str]]:
+    """What a row without parameters gets, and what of `generation_config.json` this version cannot honour."""
+    params, notes = SamplingParams(), []
+    for name, value in generation.items():
+        try:
+            params = params.updated({name: value})
+        except InputError as error:
+            notes.append(f"generation_config.json: {error}; left out")
+    try:
+        return params.updated(given), notes
+    except InputError as error:
+        raise ConfigError(f"sampling settings: {error}") from None
