@@ -1,0 +1,151 @@
+"""Text to token ids and back, chat rendering, and the vocabulary's facts, for a folder or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from batchinfer.core.vocabulary import Vocabulary
+from batchinfer.errors import InputError, ModelError
+from batchinfer.io.chat_template import ChatTemplate, choose_template, folder_template
+from batchinfer.io.gguf_tokenizer import build_tokenizer, read_tokens
+from batchinfer.io.messages import clean_messages
+from batchinfer.io.shrinking import bytes_per_token
+from batchinfer.io.token_bytes import token_bytes
+from batchinfer.model.generation import gguf_eos_ids, read_generation_config
+from batchinfer.weights.gguf import read_gguf
+from batchinfer.weights.source import ModelFiles, read_json_if_there
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+OTHER_TOKENIZERS = {
+    "tokenizer.model": "a SentencePiece model",
+    "vocab.json": "a vocabulary with merges",
+    "tekken.json": "a Tekken file",
+    "tiktoken.model": "a tiktoken file",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenizer:
+    """A model's tokenizer. `vocabulary.eos_ids` is the union of every place that states one."""
+
+    backend: tokenizers.Tokenizer
+    vocabulary: Vocabulary
+    template: ChatTemplate | None
+    max_bytes_per_token: int | None  # None: tokens may swallow any number of bytes
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True when conversations can be rendered."""
+        return self.template is not None
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of every text. One text that is no valid Unicode fails the call with `InputError`."""
+        try:
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as err:  # lone surrogates cannot cross into the library
+            raise InputError("the prompt holds half a surrogate pair, which is not valid Unicode text", "invalid_text") from err
+        return [encoding.ids for encoding in encodings]
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of one text."""
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def min_tokens_of(self, text: str) -> int:
+        """A number of tokens that `text` is sure to reach, without tokenising it: cheap refusal of prompts far too long."""
+        if self.max_bytes_per_token is None:
+            return 0
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        return -(-size // self.max_bytes_per_token)
+
+    def render_chat(self, messages: list[dict[str, Any]], *, date: datetime | None = None, add_generation_prompt: bool = True) -> str:
+        """The prompt of a conversation.
+
+        A last message of the assistant is rendered as a turn like any other, and a new generation prompt follows it.
+        `date` is what `strftime_now` prints; None is today.
+        """
+        if self.template is None:
+            raise InputError("this model has no chat template, so messages cannot become a prompt; pass rows with `prompt` instead", "no_chat_template")
+        return self.template.render(clean_messages(messages, "messages"), date, add_generation_prompt)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return self.vocabulary.decode(ids, skip_special_tokens)
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """The tokenizer of a model's files."""
+    return _from_gguf(files.path) if files.kind == "gguf" else _from_folder(files)
+
+
+def _from_folder(files: ModelFiles) -> Tokenizer:
+    folder = files.path
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(_no_tokenizer(folder))
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as err:  # the library raises bare exceptions
+        raise ModelError(f"{path}: not a tokenizer that the installed tokenizers package can read: {err}") from err
+    backend.no_truncation()  # both would change prompts
+    backend.no_padding()
+    settings = read_json_if_there(folder / "tokenizer_config.json")
+    special = _special_tokens(read_json_if_there(folder / "special_tokens_map.json") | settings)
+    eos = list(read_generation_config(files).eos_ids)
+    if "eos_token" in special:
+        stated = backend.token_to_id(special["eos_token"])
+        eos = [stated, *eos] if stated is not None else eos
+    found = folder_template(folder, settings)
+    template = ChatTemplate(found[0], found[1], special) if found else None
+    return _finish(backend, eos, template, str(path))
+
+
+def _no_tokenizer(folder: Path) -> str:
+    if (folder / "tokenizer.json").is_symlink():
+        return f"{folder / 'tokenizer.json'}: missing file: the link leads nowhere; fetch the model again"
+    others = [f"{what} ({name})" for name, what in OTHER_TOKENIZERS.items() if (folder / name).exists()]
+    hint = f"; it holds {others[0]}, which is not read: convert it with transformers (AutoTokenizer ... save_pretrained)" if others else ""
+    return f"{folder}: has no tokenizer.json{hint}"
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Named special tokens, written as text or as an object with `content`. Null ones stay undefined: they render as empty."""
+    found = {}
+    for name in SPECIAL_NAMES:
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    header = read_gguf(path)
+    tokens = read_tokens(header)
+    backend = build_tokenizer(tokens)
+    ids = {"bos_token": tokens.try_id("bos"), "eos_token": tokens.try_id("eos"), "unk_token": tokens.try_id("unknown"), "pad_token": tokens.try_id("padding")}
+    special = {name: tokens.tokens[index] for name, index in ids.items() if index is not None}
+    source = choose_template(header.metadata.get("tokenizer.chat_template"), str(path))
+    template = ChatTemplate(source, str(path), special) if source else None
+    return _finish(backend, gguf_eos_ids(header), template, str(path))
+
+
+def _finish(backend: tokenizers.Tokenizer, eos_ids: Iterable[int], template: ChatTemplate | None, place: str) -> Tokenizer:
+    by_token = backend.get_vocab(with_added_tokens=True)
+    if not by_token:
+        raise ModelError(f"{place}: the vocabulary is empty")
+    tokens: list[str | None] = [None] * (max(by_token.values()) + 1)
+    for token, index in by_token.items():
+        tokens[index] = token
+    table = token_bytes(tokens, backend.decoder, place)
+    added = backend.get_added_tokens_decoder()
+    special_ids = frozenset(index for index, token in added.items() if token.special)
+    eos = tuple(index for index in dict.fromkeys(eos_ids) if index < len(tokens))
+    vocabulary = Vocabulary(table.table, special_ids, eos, table.strip_leading_space)
+    return Tokenizer(backend, vocabulary, template, bytes_per_token(backend, table.table))
