@@ -71,6 +71,6 @@ class RowIndex:
 
 def _try_open() -> IO[bytes] | None:
     try:
-        return tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the index; the system frees it
+        return tempfile.TemporaryFile()
     except OSError:
         return None

@@ -1,0 +1,237 @@
+"""The composition root: settings to engine. The only file that names concrete parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchinfer.config import EngineConfig
+from batchinfer.errors import CapacityError, ConfigError
+from batchinfer.io.tokenizer import Tokenizer, load_tokenizer
+from batchinfer.model.config import ModelConfig, read_model_config
+from batchinfer.model.generation import GenerationConfig, read_generation_config
+from batchinfer.weights.source import ModelFiles, resolve_model
+
+if TYPE_CHECKING:
+    from batchinfer.core.memory import KVMemory
+    from batchinfer.engine import ControlPlane, DataPlane, Engine, EngineLimits
+    from batchinfer.runtime.device import ComputeTarget
+
+CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
+CUDA_DEFAULTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 32}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHandle:
+    """A model before its weights: enough to check, render and count every row."""
+
+    files: ModelFiles
+    config: ModelConfig
+    generation: GenerationConfig
+    tokenizer: Tokenizer
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobNeed:
+    """What a job is known to need: KV tokens that it can use at once."""
+
+    pool_tokens: int
+
+
+def open_model(config: EngineConfig) -> ModelHandle:
+    """Resolve the name, read configuration and tokenizer; no weights, and no torch."""
+    files = resolve_model(config.model, config.revision)
+    model = read_model_config(files)
+    length = config.max_model_len or model.max_position
+    if length > model.max_position:
+        raise ConfigError(f"--max-model-len {length:,}: the context of {config.model} is {model.max_position:,} tokens")
+    return ModelHandle(files, model, read_generation_config(files), load_tokenizer(files), length)
+
+
+def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None = None) -> Engine:
+    """Load the weights and put the engine together, one part after another."""
+    import torch
+
+    from batchinfer.engine import Engine
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    target = _target(config, model)
+    defaults = CUDA_DEFAULTS if target.device.type == "cuda" else CPU_DEFAULTS
+    sizes = {name: getattr(config, name) or default for name, default in defaults.items()}
+    kv_name = target.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    try:
+        parts = None if config.fake_model else _load(model, target)
+        limits, pool_reason = _limits(config, model, target, sizes, kv_name, need)
+        control = _control_plane(config, model, limits)
+        data = _fake_plane(model, control, target) if parts is None else _data_plane(model, control, target, limits, kv_name, parts)
+    except MemoryError as err:
+        raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err
+    engine = Engine(control, data, limits, model.tokenizer.vocabulary)
+    _describe(engine, config, model, target, kv_name, pool_reason)
+    return engine
+
+
+def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
+    """(out, in) of every kind of linear layer, fused as they run."""
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return [
+        (q + 2 * kv, model.hidden_size),
+        (model.hidden_size, q),
+        (2 * model.intermediate_size, model.hidden_size),
+        (model.hidden_size, model.intermediate_size),
+        (model.vocab_size, model.hidden_size),
+    ]
+
+
+def _target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
+    from batchinfer.runtime.device import choose_target
+
+    quantised = model.files.kind == "gguf" and model.config.dtype == "float32"
+    return choose_target(config.device, config.dtype, model.config.dtype, quantised)
+
+
+def _load(model: ModelHandle, target: ComputeTarget):  # type: ignore[no-untyped-def]  # (Decoder, Linear): torch stays unimported until here
+    import math
+
+    from batchinfer.model.assemble import Placement, assemble
+    from batchinfer.model.load import iter_weights
+    from batchinfer.runtime.pool_size import free_bytes
+
+    weights = iter_weights(model.files, model.config)
+    size = sum(math.prod(shape) for shape in model.config.tensor_shapes().values()) * target.dtype.itemsize
+    free = free_bytes(target.device)
+    if size > free:
+        raise CapacityError(
+            f"the weights of {model.files.name} take {size / 2**30:.1f} GiB in {target.dtype_name}; {free / 2**30:.1f} GiB of memory are free"
+        )
+    return assemble(model.config, weights, Placement(target.dtype, target.device, target.pack, target.ops), model.max_model_len)
+
+
+def _limits(
+    config: EngineConfig, model: ModelHandle, target: ComputeTarget, sizes: dict[str, int], kv_name: str, need: JobNeed | None
+) -> tuple[EngineLimits, str]:
+    from batchinfer.attention.kv_cache import KV_FORMATS
+    from batchinfer.engine import EngineLimits
+    from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks
+
+    per_token = KV_FORMATS[kv_name].bytes_per_token(_attn_spec(model.config), model.config.num_layers)
+    ask = PoolRequest(
+        block_size=sizes["block_size"],
+        bytes_per_token=per_token,
+        max_model_len=model.max_model_len,
+        max_num_seqs=sizes["max_num_seqs"],
+        num_blocks=config.num_kv_blocks,
+        memory=config.kv_cache_memory,
+        need_tokens=need.pool_tokens if need is not None else None,
+    )
+    num_blocks, reason = choose_num_blocks(ask, target.device)
+    limits = EngineLimits(
+        max_model_len=model.max_model_len,
+        pool_tokens=(num_blocks - 1) * sizes["block_size"],
+        max_num_seqs=sizes["max_num_seqs"],
+        max_num_batched_tokens=sizes["max_num_batched_tokens"],
+        block_size=sizes["block_size"],
+        num_blocks=num_blocks,
+        kv_bytes_per_token=per_token,
+        vocab_size=model.tokenizer.vocabulary.size,
+    )
+    return limits, reason
+
+
+def _attn_spec(model: ModelConfig):  # type: ignore[no-untyped-def]  # AttnSpec lives beside torch
+    from batchinfer.attention.base import AttnSpec
+
+    return AttnSpec(model.num_heads, model.num_kv_heads, model.head_dim, model.attn_scale)
+
+
+def _control_plane(config: EngineConfig, model: ModelHandle, limits: EngineLimits) -> ControlPlane:
+    from batchinfer.core.block_pool import BlockPool
+    from batchinfer.core.drafts import NoDrafts
+    from batchinfer.core.memory import KVMemory
+    from batchinfer.core.order import ArrivalQueue, GroupedQueue
+    from batchinfer.core.prefix_cache import NoPrefixCache, TriePrefixCache
+    from batchinfer.core.scheduler import Budget, ChunkedPrefill, Scheduler, WholePrompts
+    from batchinfer.core.sequences import SequenceTable
+    from batchinfer.core.stop import StopChecker
+    from batchinfer.engine import ControlPlane
+
+    pool = BlockPool(limits.num_blocks)
+    prefix = TriePrefixCache(pool, limits.block_size) if config.prefix_caching else NoPrefixCache()
+    longest = min(limits.max_model_len, limits.pool_tokens + 1)
+    table = SequenceTable(limits.max_num_seqs, longest, -(-longest // limits.block_size))
+    memory: KVMemory = KVMemory(table, pool, prefix, limits.block_size, config.seed)
+    queue = ArrivalQueue() if config.order == "arrival" else GroupedQueue()
+    chunks = ChunkedPrefill() if config.chunked_prefill else WholePrompts()
+    scheduler = Scheduler(memory, queue, Budget(limits.max_num_seqs, limits.max_num_batched_tokens), chunks)
+    stopper = StopChecker(table, model.tokenizer.vocabulary)
+    memory.listeners = (stopper,)
+    return ControlPlane(scheduler, memory, stopper, NoDrafts())
+
+
+def _data_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget, limits: EngineLimits, kv_name: str, parts) -> DataPlane:  # type: ignore[no-untyped-def]
+    from batchinfer.attention.kv_cache import KV_FORMATS, KVCache
+    from batchinfer.attention.reference import ReferenceAttention
+    from batchinfer.engine import DataPlane
+    from batchinfer.runtime.batch import RaggedBatchBuilder
+    from batchinfer.runtime.head import GenerateHead
+    from batchinfer.runtime.runner import EagerRunner
+
+    decoder, lm_head = parts
+    table = control.memory.table
+    kv = KVCache(_attn_spec(model.config), model.config.num_layers, limits.num_blocks, limits.block_size, KV_FORMATS[kv_name], target.device)
+    return DataPlane(
+        batcher=RaggedBatchBuilder(table, limits.block_size, target.device),
+        runner=EagerRunner(decoder, ReferenceAttention(kv, target.device)),
+        head=GenerateHead(lm_head, table, model.tokenizer.vocabulary, control.stopper.stop_ids),
+    )
+
+
+def _fake_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget) -> DataPlane:
+    from batchinfer.engine import DataPlane
+    from batchinfer.runtime.batch import RaggedBatchBuilder
+    from batchinfer.runtime.fake import FakeHead, FakeRunner
+
+    table = control.memory.table
+    batcher = RaggedBatchBuilder(table, control.memory.block_size, target.device)
+    return DataPlane(batcher, FakeRunner(), FakeHead(table, model.tokenizer.vocabulary))
+
+
+def _describe(engine: Engine, config: EngineConfig, model: ModelHandle, target: ComputeTarget, kv_name: str, pool_reason: str) -> None:
+    """Say what was chosen, and why."""
+    import torch
+
+    from batchinfer.runtime.self_test import linear_shapes_that_differ
+
+    limits = engine.limits
+    pool_gib = limits.num_blocks * limits.block_size * limits.kv_bytes_per_token / 2**30
+    differ = [] if config.fake_model else linear_shapes_that_differ(target, linear_shapes(model.config))
+    engine.choices = [
+        *map(str, target.choices),
+        f"KV pool: {limits.num_blocks - 1:,} blocks of {limits.block_size} tokens, {pool_gib:.2f} GiB as {kv_name} ({pool_reason})",
+        f"batch: up to {limits.max_num_seqs:,} rows, {limits.max_num_batched_tokens:,} tokens a step; context {limits.max_model_len:,} tokens",
+        f"threads: {torch.get_num_threads()}",
+        "same bytes at any batch: no, linear layers of shape " + ", ".join(f"{o}x{i}" for o, i in differ) + " differ on this processor"
+        if differ
+        else "same bytes at any batch: yes" if target.device.type == "cpu" else "same bytes at any batch: not promised on a GPU",
+    ]  # fmt: skip
+    engine.settings = {
+        "model": config.model,
+        "device": target.device.type,
+        "dtype": target.dtype_name,
+        "quantization": config.quantization,
+        "kv_cache_dtype": kv_name,
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "block_size": limits.block_size,
+        "num_kv_blocks": limits.num_blocks - 1,
+        "prefix_caching": config.prefix_caching,
+        "chunked_prefill": config.chunked_prefill,
+        "order": config.order,
+        "seed": config.seed,
+        "threads": torch.get_num_threads(),
+        "fake_model": config.fake_model,
+        "batch_invariant": not differ and target.device.type == "cpu",
+    }

@@ -1,0 +1,138 @@
+"""The KV blocks: reference counts, and the least recently used order of those that the prefix cache still knows.
+
+Every block is in exactly one state: in use (`refs > 0`), reusable (no references, but keyed in the prefix cache) or
+blank. Block 0 is the null block, which padding may write to; it is never handed out. All operations take arrays, so
+a step makes a handful of calls whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Hands out and takes back block ids.
+
+    Reusable blocks stand in a ring of (block) entries in order of release; an entry is live while `_stamp[block]` is
+    its position, so that taking a block out of the middle (a cache hit) costs nothing.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.refs = np.zeros(num_blocks, np.int32)
+        self.refs[NULL_BLOCK] = 1
+        self.keyed = np.zeros(num_blocks, bool)
+        self.forget: Callable[[list[int]], None] = lambda block_ids: None  # the prefix cache listens here
+        self._blank = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)  # a stack: low ids go first
+        self._num_blank = num_blocks - 1
+        self._ring = np.zeros(2 * num_blocks + 16, np.int32)
+        self._head = self._tail = 0  # positions in the ring's whole history
+        self._offset = 0  # history position of _ring[0]
+        self._stamp = np.full(num_blocks, -1, np.int64)
+        self._num_reusable = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now."""
+        return self._num_blank + self._num_reusable
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences hold."""
+        return self.num_blocks - 1 - self.num_free
+
+    def try_allocate(self, count: int) -> np.ndarray | None:
+        """Return `count` block ids, int32, with one reference each, or None when there are too few."""
+        if count > self.num_free:
+            return None
+        from_blank = min(count, self._num_blank)
+        self._num_blank -= from_blank
+        ids = self._blank[self._num_blank : self._num_blank + from_blank][::-1].copy()
+        if from_blank < count:
+            ids = np.concatenate((ids, self._evict(count - from_blank)))
+        self.refs[ids] = 1
+        return ids
+
+    def share(self, block_ids: np.ndarray) -> None:
+        """Add a reference to each of the (distinct) blocks."""
+        refs = self.refs[block_ids]
+        self._num_reusable -= int(np.count_nonzero(refs == 0))
+        self.refs[block_ids] = refs + 1
+
+    def release(self, block_ids: np.ndarray) -> None:
+        """Drop one reference per entry; a block held by two of the releasing rows stands twice.
+
+        The caller lists each row's blocks tail first, so that eviction drops a prefix from its end.
+        """
+        np.subtract.at(self.refs, block_ids, 1)
+        freed = block_ids[self.refs[block_ids] == 0]
+        if len(freed) > 1:  # a block listed twice reaches zero once; its last entry counts
+            _, last = np.unique(freed[::-1], return_index=True)
+            if len(last) < len(freed):
+                freed = freed[np.sort(len(freed) - 1 - last)]
+        keyed = self.keyed[freed]
+        blank = freed[~keyed]
+        self._blank[self._num_blank : self._num_blank + len(blank)] = blank
+        self._num_blank += len(blank)
+        self._push(freed[keyed])
+
+    def _push(self, block_ids: np.ndarray) -> None:
+        count = len(block_ids)
+        if self._tail - self._offset + count > len(self._ring):
+            self._compact()
+        start = self._tail - self._offset
+        self._ring[start : start + count] = block_ids
+        self._stamp[block_ids] = np.arange(self._tail, self._tail + count)
+        self._tail += count
+        self._num_reusable += count
+
+    def _live(self, low: int, high: int) -> np.ndarray:
+        """Entries of the ring's history [low, high) that still stand for a reusable block."""
+        ids = self._ring[low - self._offset : high - self._offset]
+        return ids[(self._stamp[ids] == np.arange(low, high)) & (self.refs[ids] == 0)]
+
+    def _compact(self) -> None:
+        live = self._live(self._head, self._tail)
+        self._ring[: len(live)] = live
+        self._stamp[live] = np.arange(self._tail, self._tail + len(live))
+        self._offset = self._head = self._tail
+        self._tail += len(live)
+
+    def _evict(self, count: int) -> np.ndarray:
+        """Take the `count` blocks released longest ago out of the cache."""
+        parts, found, window = [], 0, max(64, 2 * count)
+        while found < count:
+            high = min(self._head + window, self._tail)
+            assert high > self._head, "fewer reusable blocks than counted"
+            ids = self._live(self._head, high)
+            if found + len(ids) > count:
+                ids = ids[: count - found]
+                high = int(self._stamp[ids[-1]]) + 1
+            self._head = high
+            parts.append(ids)
+            found += len(ids)
+        evicted = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        self._num_reusable -= count
+        self.keyed[evicted] = False
+        self._stamp[evicted] = -1
+        self.forget(evicted.tolist())
+        return evicted
+
+    def check(self, holders: np.ndarray) -> None:
+        """Assert the partition and that the references are exactly `holders` (block ids, one entry per holder)."""
+        expected = np.bincount(holders, minlength=self.num_blocks).astype(np.int32)
+        expected[NULL_BLOCK] += 1
+        assert np.array_equal(self.refs, expected), "reference counts differ from what the sequences hold"
+        blank = self._blank[: self._num_blank]
+        reusable = self._live(self._head, self._tail)
+        assert len(reusable) == self._num_reusable, (len(reusable), self._num_reusable)
+        free = np.concatenate((blank, reusable))
+        assert len(np.unique(free)) == len(free), "a block is free twice"
+        assert not self.refs[free].any(), "a free block is referenced"
+        assert len(free) + np.count_nonzero(self.refs) == self.num_blocks, "a block is lost"
+        assert self.keyed[reusable].all(), "a reusable block has no key"
+        assert not self.keyed[blank].any(), "a blank block has a key"

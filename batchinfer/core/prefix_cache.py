@@ -1,0 +1,134 @@
+"""Which blocks hold the KV of which tokens: reuse of computed prefixes between rows.
+
+A key is (serial of the parent block, the block's token bytes). A serial is given once and never again, so equal keys
+mean equal tokens all the way to the root: the comparison of tokens is the dictionary's own, and no hash is trusted.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from batchinfer.core.block_pool import BlockPool
+from batchinfer.core.sequences import Sequence
+
+Key = tuple[int, bytes]
+ROOT = 0
+
+
+class PrefixCache(Protocol):
+    """Lookup and publication of full blocks."""
+
+    def probe(self, seq: Sequence) -> tuple[int, bool]:
+        """(number of leading blocks that could be reused, whether another running row computes the next one)."""
+
+    def match(self, seq: Sequence) -> np.ndarray:
+        """Ids of those leading blocks, int32; remembers the chain, and the next block as being computed by `seq`."""
+
+    def publish(self, seq: Sequence, block_ids: np.ndarray, first: int, token_ids: np.ndarray) -> None:
+        """Offer full, computed blocks: `block_ids` are the sequence's blocks from index `first` on, with their tokens."""
+
+    def withdraw(self, seq: Sequence) -> None:
+        """The sequence leaves: nobody waits for it any longer."""
+
+
+class NoPrefixCache:
+    """Nothing is reused."""
+
+    def probe(self, seq: Sequence) -> tuple[int, bool]:
+        """Find nothing."""
+        return 0, False
+
+    def match(self, seq: Sequence) -> np.ndarray:
+        """Find nothing."""
+        return np.empty(0, np.int32)
+
+    def publish(self, seq: Sequence, block_ids: np.ndarray, first: int, token_ids: np.ndarray) -> None:
+        """Remember nothing."""
+
+    def withdraw(self, seq: Sequence) -> None:
+        """Nobody waits."""
+
+
+class TriePrefixCache:
+    """Every published block, reachable through its parent's serial, until the pool takes it for something else."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._block_of: dict[Key, int] = {}
+        self._key_of: dict[int, Key] = {}
+        self._serial_of: dict[int, int] = {}
+        self._next_serial = ROOT + 1
+        self._pending: dict[Key, int] = {}  # key -> seq_id of the row that computes it
+        pool.forget = self.forget
+
+    def _walk(self, token_ids: np.ndarray) -> tuple[list[int], int, Key | None]:
+        """(blocks, serial of the last, key of the first missing full block); never covers the last token."""
+        step = 4 * self._block_size
+        data = token_ids.tobytes()
+        found: list[int] = []
+        serial = ROOT
+        block_of, serial_of = self._block_of, self._serial_of
+        # The last token is always computed, because its logits are needed: only blocks that end before it count.
+        for begin in range(0, (len(token_ids) - 1) // self._block_size * step, step):
+            key = (serial, data[begin : begin + step])
+            block_id = block_of.get(key)
+            if block_id is None:
+                return found, serial, key
+            found.append(block_id)
+            serial = serial_of[block_id]
+        return found, serial, None
+
+    def probe(self, seq: Sequence) -> tuple[int, bool]:
+        """(number of leading blocks that could be reused, whether another running row computes the next one)."""
+        found, _, missing = self._walk(seq.token_ids())
+        return len(found), missing is not None and missing in self._pending
+
+    def match(self, seq: Sequence) -> np.ndarray:
+        """Ids of the leading blocks to reuse, int32; later rows with the same next block wait for this one."""
+        found, seq.chain, missing = self._walk(seq.token_ids())
+        if missing is not None and missing not in self._pending:
+            self._pending[missing] = seq.seq_id
+            seq.pending_key = missing
+        return np.array(found, np.int32)
+
+    def publish(self, seq: Sequence, block_ids: np.ndarray, first: int, token_ids: np.ndarray) -> None:
+        """Offer full, computed blocks; a block whose tokens are known already stays the sequence's own, unkeyed."""
+        self.withdraw(seq)
+        step = 4 * self._block_size
+        data = token_ids.tobytes()
+        serial = seq.chain
+        for index, block_id in enumerate(block_ids.tolist()):
+            key = (serial, data[index * step : (index + 1) * step])
+            known = self._block_of.get(key)
+            if known is not None:
+                serial = self._serial_of[known]
+                continue
+            serial = self._next_serial
+            self._next_serial += 1
+            self._block_of[key] = block_id
+            self._key_of[block_id] = key
+            self._serial_of[block_id] = serial
+            self._pool.keyed[block_id] = True
+        seq.chain = serial
+
+    def withdraw(self, seq: Sequence) -> None:
+        """Nobody waits for the sequence's next block any longer."""
+        if seq.pending_key is not None:
+            del self._pending[seq.pending_key]
+            seq.pending_key = None
+
+    def forget(self, block_ids: list[int]) -> None:
+        """The pool is about to reuse these blocks."""
+        for block_id in block_ids:
+            del self._block_of[self._key_of.pop(block_id)]
+            del self._serial_of[block_id]
+
+    def check(self) -> None:
+        """Assert that the tables describe the same blocks and that the pool knows them as keyed."""
+        assert len(self._block_of) == len(self._key_of) == len(self._serial_of)
+        assert all(self._block_of[key] == block_id for block_id, key in self._key_of.items())
+        keyed = np.flatnonzero(self._pool.keyed)
+        assert sorted(self._key_of) == keyed.tolist()

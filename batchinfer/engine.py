@@ -1,0 +1,263 @@
+"""The engine: requests in, results out, one ragged batch at a time. `step()` is the heart; read it first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from batchinfer.core.drafts import DraftProposer
+from batchinfer.core.memory import KVMemory
+from batchinfer.core.plan import Drafts, Plan, StepResult
+from batchinfer.core.request import Request, Result
+from batchinfer.core.scheduler import Scheduler
+from batchinfer.core.sequences import Sequence
+from batchinfer.core.stats import RunStats, StepShape
+from batchinfer.core.stop import REASONS, StopChecker
+from batchinfer.errors import InputError
+
+if TYPE_CHECKING:
+    from batchinfer.core.vocabulary import Vocabulary
+
+
+class BatchBuilder(Protocol):
+    """Turns a plan into the device's ragged batch."""
+
+    def build(self, plan: Plan, drafts: Drafts) -> Any:
+        """One batch, on the device."""
+
+
+class Runner(Protocol):
+    """The model's forward pass."""
+
+    def forward(self, batch: Any) -> Any:
+        """Hidden states of the rows that need logits."""
+
+
+class Head(Protocol):
+    """From hidden states to tokens."""
+
+    def decide(self, hidden: Any, batch: Any) -> StepResult:
+        """Sample one token per sampling span; the step's one wait for the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What this engine can hold, in tokens and rows."""
+
+    max_model_len: int
+    pool_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """The parts that decide."""
+
+    scheduler: Scheduler
+    memory: KVMemory
+    stopper: StopChecker
+    drafter: DraftProposer
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlane:
+    """The parts that compute: built together, for one device."""
+
+    batcher: BatchBuilder
+    runner: Runner
+    head: Head
+
+
+def ignore_step(shape: StepShape) -> None:
+    """The listener that does not listen."""
+
+
+class Engine:
+    """Runs requests to completion, one ragged batch at a time."""
+
+    def __init__(self, control: ControlPlane, device: DataPlane, limits: EngineLimits, vocabulary: Vocabulary) -> None:
+        self.scheduler = control.scheduler
+        self.memory = control.memory
+        self.stopper = control.stopper
+        self.drafter = control.drafter
+        self.batcher = device.batcher
+        self.runner = device.runner
+        self.head = device.head
+        self.limits = limits
+        self.stats: RunStats = self.memory.stats
+        self.on_step: Callable[[StepShape], None] = ignore_step
+        self.choices: list[str] = []  # one printable line for each automatic choice
+        self.settings: dict[str, object] = {}
+        self._vocabulary = vocabulary
+        self._window = max(2 * limits.max_num_seqs, 512)
+        self._next_id = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Rows running or waiting."""
+        return self.memory.table.num_running + self.scheduler.num_waiting
+
+    def step(self) -> list[Result]:
+        """Compute one batch and return the rows that ended with it."""
+        began = perf_counter()
+        schedule = self.scheduler.schedule()  # 1 who, and how many tokens
+        plan = self.memory.reserve(schedule)  # 2 prefix match, then blocks
+        self.scheduler.settle(plan)
+        drafts = self.drafter.propose(plan)  # 3 guess ahead, within the reservation
+        batch = self.batcher.build(plan, drafts)
+        built = perf_counter()
+        hidden = self.runner.forward(batch)  # 4 one ragged forward
+        ran = perf_counter()
+        result = self.head.decide(hidden, batch)  # 5 sample and verify
+        sampled = perf_counter()
+        finished = self.retire(plan, result)  # 6 append, publish, release, report
+        self._account(plan, (began, built, ran, sampled, perf_counter()))
+        return finished
+
+    def run(self, requests: Iterable[Request | Result | None]) -> Iterator[Result]:
+        """Yield results as rows finish, in any order, reading no further ahead than the look-ahead window.
+
+        A `Result` among the requests is a row that failed earlier and passes through; None means "nothing to read
+        just now" and lets the engine step on instead of waiting.
+        """
+        source = iter(requests)
+        exhausted = False
+        while not exhausted or self.num_unfinished:
+            if not exhausted and self.scheduler.num_waiting <= self._window // 2:
+                for item in source:
+                    if isinstance(item, Result):
+                        yield item
+                    elif item is None:
+                        break
+                    else:
+                        yield from self._try_add(item)
+                    if self.scheduler.num_waiting >= self._window:
+                        break
+                else:
+                    exhausted = True
+            if self.num_unfinished:
+                yield from self.step()
+
+    def add(self, request: Request) -> None:
+        """Queue one row. Raises `InputError` when it could never run: refused now, it never blocks the queue."""
+        limits, params = self.limits, request.params
+        num_prompt = len(request.prompt_ids)
+        if num_prompt == 0:
+            raise InputError("the prompt is empty: it has no tokens", "empty_prompt")
+        if num_prompt >= limits.max_model_len:
+            raise InputError(
+                f"the prompt has {num_prompt:,} tokens; it must be shorter than max_model_len, {limits.max_model_len:,} tokens", "too_long"
+            )
+        if num_prompt > limits.pool_tokens:
+            raise InputError(
+                f"the prompt has {num_prompt:,} tokens; the KV pool holds {limits.pool_tokens:,} in all: raise --num-kv-blocks or --kv-cache-memory",
+                "too_long",
+            )
+        low, high = int(request.prompt_ids.min()), int(request.prompt_ids.max())
+        if low < 0 or high >= self._vocabulary.size:
+            bad = low if low < 0 else high
+            raise InputError(
+                f"prompt token id {bad} is outside the tokenizer's vocabulary of {self._vocabulary.size:,} ids", "invalid_token_id"
+            )
+        if any(token_id >= self._vocabulary.size for token_id in params.stop_token_ids):
+            raise InputError(
+                f"stop_token_ids {max(params.stop_token_ids)} is outside the tokenizer's vocabulary of {self._vocabulary.size:,} ids",
+                "invalid_parameter",
+            )
+        wanted = num_prompt + params.max_tokens
+        limit = min(wanted, limits.max_model_len, limits.pool_tokens + 1)  # the last token needs no KV
+        self.scheduler.queue.push(Sequence(self._next_id, request, limit, clipped=limit < wanted))
+        self._next_id += 1
+
+    def abort(self) -> None:
+        """Drop every unfinished row and give all memory back."""
+        slots = self.memory.table.running().copy()
+        self.memory.release(slots)
+        for _ in self.scheduler.queue.take():
+            pass
+
+    def retire(self, plan: Plan, result: StepResult) -> list[Result]:
+        """The one place where rows change because of the model: append, stop, publish, release."""
+        table = self.memory.table
+        table.num_computed[plan.slots] = plan.start + plan.num_tokens
+        sampling = plan.slots[plan.samples]
+        table.append(sampling, result.token_ids)
+        self.memory.publish(plan)
+        verdict = self.stopper.check(sampling, result.token_ids)
+        ended = np.flatnonzero(verdict)
+        self.stats.output_tokens += len(sampling)
+        if not len(ended):
+            return []
+        slots = sampling[ended]
+        finished = [self._finish(int(slot), int(code)) for slot, code in zip(slots, verdict[ended], strict=True)]
+        self.memory.release(slots)
+        return finished
+
+    def _finish(self, slot: int, code: int) -> Result:
+        seq = self.memory.table.sequences[slot]
+        assert seq is not None
+        output_ids = self.memory.table.output_of(slot)
+        reason = REASONS[code]
+        stats = self.stats
+        stats.rows_finished += 1
+        stats.finish_reasons[reason.value] = stats.finish_reasons.get(reason.value, 0) + 1
+        cut = seq.clipped and reason == "length"
+        stats.clipped_rows += cut
+        if not seq.request.params.ignore_eos:
+            self.scheduler.forecast.finished(len(output_ids))
+        return Result(
+            row=seq.request.row,
+            text=self.stopper.text(seq, output_ids, reason),
+            finish_reason=reason,
+            token_ids=output_ids,
+            num_prompt_tokens=len(seq.request.prompt_ids),
+            num_cached_tokens=seq.num_cached,
+            num_preemptions=seq.num_preemptions,
+            clipped=cut,
+        )
+
+    def _try_add(self, request: Request) -> Iterator[Result]:
+        try:
+            self.add(request)
+        except InputError as error:
+            yield Result.failed(request.row, error, len(request.prompt_ids))
+
+    def _account(self, plan: Plan, times: tuple[float, float, float, float, float]) -> None:
+        began, built, ran, sampled, retired = times
+        stats, seconds = self.stats, self.stats.seconds
+        decoding = plan.num_tokens == 1
+        total = int(plan.num_tokens.sum())
+        num_decode = int(np.count_nonzero(decoding))
+        decode_share = num_decode / total if total else 0.0
+        seconds.schedule += built - began
+        seconds.decode += (ran - built) * decode_share
+        seconds.prefill += (ran - built) * (1.0 - decode_share)
+        seconds.sample += sampled - ran
+        seconds.retire += retired - sampled
+        stats.steps += 1
+        stats.computed_tokens += total
+        stats.waiting = self.scheduler.num_waiting
+        if stats.steps == 1:
+            stats.kernel_seconds_first_step = ran - built
+        if self.on_step is not ignore_step:
+            long = ~decoding
+            queries, before = plan.num_tokens[long].astype(np.float64), plan.start[long]
+            self.on_step(
+                StepShape(
+                    num_decode=num_decode,
+                    num_prefill=total - num_decode,
+                    num_logits=int(np.count_nonzero(plan.samples)),
+                    decode_context=int((plan.start[decoding] + 1).sum()),
+                    prefill_attention=float((queries * (before + queries / 2)).sum()),
+                    seconds=retired - began,
+                )
+            )

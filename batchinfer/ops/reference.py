@@ -1,0 +1,55 @@
+"""Every operation in plain torch: the oracle, and what runs where nothing faster is built."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from batchinfer.ops.layouts import Dense, OneDnnBf16
+
+ROWS = 8  # float32 products treat all rows alike from 8 rows on, in multiples of 8
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T, H] scaled by its root mean square, in float32, times weight [H] (Zhang and Sennrich, arXiv:1910.07467)."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(norm of x + residual, x + residual)."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 * I] -> silu(first half) * second half (SwiGLU; Shazeer, arXiv:2002.05202)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate q and k [T, heads, D] by cos and sin float32 [T, 1, D / 2], halves paired (Su et al., arXiv:2104.09864)."""
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def dense_matmul(x: Tensor, layout: Dense) -> Tensor:
+    """x [T, in] -> [T, out]. Float32 on the CPU is padded to full groups of rows, so that no row sees its neighbours."""
+    rows = x.shape[0]
+    short = -rows % ROWS if x.device.type == "cpu" else 0
+    if short:
+        x = F.pad(x, (0, 0, 0, short))
+    return F.linear(x, layout.weight, layout.bias)[:rows]
+
+
+def onednn_bf16_matmul(x: Tensor, layout: OneDnnBf16) -> Tensor:
+    """x bf16 [T, in] -> bf16 [T, out], accumulated in float32."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layout.packed, layout.bias, "none", [], "")
+    return out

@@ -1,0 +1,126 @@
+"""Fakes with behaviour, for tests of the control plane: a model whose answer depends on its whole KV history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batchinfer.core.block_pool import BlockPool
+from batchinfer.core.drafts import NoDrafts
+from batchinfer.core.forecast import OutputForecast
+from batchinfer.core.memory import KVMemory
+from batchinfer.core.order import ArrivalQueue, GroupedQueue
+from batchinfer.core.plan import Plan, StepResult
+from batchinfer.core.prefix_cache import NoPrefixCache, TriePrefixCache
+from batchinfer.core.request import Request, Result, SamplingParams
+from batchinfer.core.scheduler import Budget, ChunkedPrefill, Scheduler, WholePrompts
+from batchinfer.core.sequences import SequenceTable
+from batchinfer.core.stop import StopChecker
+from batchinfer.core.vocabulary import Vocabulary
+from batchinfer.engine import ControlPlane, DataPlane, Engine, EngineLimits
+
+LETTERS = Vocabulary(token_bytes=[bytes([97 + i]) for i in range(26)] + [b"<eos>"], special_ids=frozenset({26}), eos_ids=(26,))
+
+
+class HistoryModel:
+    """Keeps one cell per KV slot: a hash of everything before it. A wrong block, position or order changes the answer.
+
+    Stands for batch builder, runner and head at once; reads every cell through the block table, as attention does.
+    """
+
+    def __init__(self, table: SequenceTable, block_size: int, num_tokens: int = 26, budget: int | None = None) -> None:
+        self._table, self._size, self._num_tokens = table, block_size, num_tokens
+        self._cells: dict[int, int] = {}
+        self._budget = budget
+
+    def build(self, plan: Plan, drafts: object) -> Plan:
+        if self._budget is not None:
+            assert int(plan.num_tokens.sum()) <= self._budget, "the step's token budget is exceeded"
+        return plan
+
+    def _cell(self, slot: int, position: int) -> int:
+        block = int(self._table.block_table[slot, position // self._size])
+        assert block > 0, "a token's KV would go to the null block"
+        return block * self._size + position % self._size
+
+    def forward(self, plan: Plan) -> list[int]:
+        out = []
+        for slot, start, count, samples in zip(plan.slots, plan.start, plan.num_tokens, plan.samples, strict=True):
+            for position in range(start, start + count):
+                before = self._cells[self._cell(slot, position - 1)] if position else 17
+                token = int(self._table.tokens[slot, position])
+                self._cells[self._cell(slot, position)] = hash((before, token, position)) % (2**61 - 1)
+            if samples:
+                out.append(self._cells[self._cell(slot, start + count - 1)])
+        return out
+
+    def decide(self, hidden: list[int], plan: Plan) -> StepResult:
+        return StepResult(np.array([h // 7 % self._num_tokens for h in hidden], np.int32))
+
+
+class Optimist(OutputForecast):
+    """Expects every row to end with its next token, so that the pool overflows and rows are preempted."""
+
+    def expected(self, remaining: np.ndarray, produced: np.ndarray, exact: np.ndarray) -> np.ndarray:
+        return np.minimum(remaining, 1)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings of a fake engine."""
+
+    blocks: int = 400
+    block_size: int = 4
+    budget: int = 64
+    max_num_seqs: int = 8
+    prefix: bool = True
+    chunked: bool = True
+    grouped: bool = True
+    max_model_len: int = 200
+    optimistic: bool = False  # expect rows to end at once: admits too many, and preempts
+    vocabulary: Vocabulary = field(default=LETTERS, hash=False, compare=False)
+    num_tokens: int = 26  # ids the model may answer with; 27 lets it say EOS
+
+
+def make_engine(setup: Setup) -> Engine:
+    """An engine whose control plane is the real one."""
+    pool = BlockPool(setup.blocks)
+    pool_tokens = (setup.blocks - 1) * setup.block_size
+    longest = min(setup.max_model_len, pool_tokens + 1)
+    table = SequenceTable(setup.max_num_seqs, longest, -(-longest // setup.block_size))
+    prefix = TriePrefixCache(pool, setup.block_size) if setup.prefix else NoPrefixCache()
+    memory = KVMemory(table, pool, prefix, setup.block_size, job_seed=0)
+    scheduler = Scheduler(
+        memory,
+        GroupedQueue(merge_at=4) if setup.grouped else ArrivalQueue(),
+        Budget(setup.max_num_seqs, setup.budget),
+        ChunkedPrefill() if setup.chunked else WholePrompts(),
+    )
+    if setup.optimistic:
+        scheduler.forecast = Optimist()
+    stopper = StopChecker(table, setup.vocabulary)
+    memory.listeners = (stopper,)
+    model = HistoryModel(table, setup.block_size, setup.num_tokens, setup.budget if setup.chunked else None)
+    limits = EngineLimits(setup.max_model_len, pool_tokens, setup.max_num_seqs, setup.budget, setup.block_size, setup.blocks, 1, setup.vocabulary.size)
+    return Engine(ControlPlane(scheduler, memory, stopper, NoDrafts()), DataPlane(model, model, model), limits, setup.vocabulary)
+
+
+def request(row: int, prompt: list[int] | str, **params: object) -> Request:
+    ids = [ord(c) - 97 for c in prompt] if isinstance(prompt, str) else prompt
+    return Request(row, np.array(ids, np.int32), SamplingParams(**params).check())  # type: ignore[arg-type]
+
+
+def run_checked(engine: Engine, requests: list[Request], max_steps: int = 20_000) -> dict[int, Result]:
+    """Run to the end, asserting every invariant after every step; results by row."""
+    results: dict[int, Result] = {}
+    for item in requests:
+        engine.add(item)
+    while engine.num_unfinished:
+        for result in engine.step():
+            assert result.row not in results, "a row finished twice"
+            results[result.row] = result
+        engine.memory.check()
+        assert engine.stats.steps < max_steps, "no progress"
+    assert engine.memory.pool.num_used == 0, "blocks leak"
+    return results
