@@ -1,0 +1,296 @@
+"""The flags, in records by group, and the decorator that spreads such records into a command's parameters."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from batchinfer.cli.settings_file import apply_settings_file
+from batchinfer.errors import ConfigError, InputError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `512MB`, `1.5GiB` or a plain number."""
+    match = SIZE.fullmatch(str(text).strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write a number of bytes or something like 800MB or 1.5GiB")
+    number, prefix, binary = match.groups()
+    power = " kmgtp".index(prefix.lower() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power) if power or "." in number else int(number)
+
+
+def parse_count(text: str) -> int:
+    """A whole number; `1e6`, `1_000` and `1,000` are understood."""
+    cleaned = str(text).strip().replace("_", "").replace(",", "")
+    try:
+        return int(cleaned)
+    except ValueError:
+        pass
+    try:
+        number = float(cleaned)
+        if number == int(number):
+            return int(number)
+    except (ValueError, OverflowError):
+        pass
+    raise typer.BadParameter(f"{text!r} is not a whole number")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from batchinfer import __version__
+
+        print(f"batchinfer {__version__}")
+        raise typer.Exit
+
+
+def _option(panel: str, *names: str, text: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+def _switch(panel: str, *names: str, text: str, **more: Any) -> Any:
+    return _option(panel, *names, text=text, metavar=" ", **more)
+
+
+def _count(panel: str, *names: str, text: str) -> Any:
+    return _option(panel, *names, text=text, parser=parse_count, metavar="N")
+
+
+@dataclass(frozen=True)
+class InputFlags:
+    """Which rows, and where in a row the prompt stands."""
+
+    limit: Annotated[int | None, _count("Input", "--limit", "--max-examples", text="Take only the first N rows (after --offset).")] = None
+    offset: Annotated[int | None, _count("Input", "--offset", text="Leave out the first N rows.")] = None
+    prompt_column: Annotated[str | None, _option("Input", "--prompt-column", text="Column that holds the prompt (else: prompt).")] = None
+    messages_column: Annotated[
+        str | None, _option("Input", "--messages-column", text="Column that holds chat messages (else: messages).")
+    ] = None
+    id_column: Annotated[str | None, _option("Input", "--id-column", text="Column that names a row (else: custom_id, id, row number).")] = (
+        None
+    )
+    system_prompt: Annotated[str | None, _option("Input", "--system-prompt", text="Put a system message with this text first.")] = None
+    chat: Annotated[
+        bool | None,
+        _switch("Input", "--chat/--no-chat", text="Wrap prompts as chat messages, or send them raw (else: as the model has a template)."),
+    ] = None
+    row_params: Annotated[
+        bool, _switch("Input", "--row-params/--no-row-params", text="Take sampling parameters from columns of the same name (on).")
+    ] = True
+    on_too_long: Annotated[
+        str | None,
+        _option(
+            "Input",
+            "--on-too-long",
+            text="A prompt longer than the context: error, the only choice in this version.",
+            metavar="WHAT",
+        ),
+    ] = None
+    strict: Annotated[bool, _switch("Input", "--strict", text="End the job with exit code 1 at the first bad row.")] = False
+
+
+@dataclass(frozen=True)
+class OutputFlags:
+    """Where results go and what an output row holds."""
+
+    output: Annotated[
+        str | None,
+        _option(
+            "Output",
+            "-o",
+            "--output",
+            "--output-file",
+            text="Result file, .jsonl or .parquet; - for stdout (else: <input>.out.…).",
+            metavar="FILE",
+        ),
+    ] = None
+    overwrite: Annotated[bool, _switch("Output", "--overwrite", text="Replace an output that is already there.")] = False
+    keep_columns: Annotated[
+        str | None, _option("Output", "--keep-columns", text="Input columns to carry over (else: all).", metavar="A,B")
+    ] = None
+    drop_columns: Annotated[str | None, _option("Output", "--drop-columns", text="Input columns to leave out.", metavar="A,B")] = None
+    output_prefix: Annotated[
+        str | None, _option("Output", "--output-prefix", text="Put this before the names of the columns that are added.")
+    ] = None
+    generated_token_ids: Annotated[
+        bool, _switch("Output", "--generated-token-ids", text="Add a column with the ids of the generated tokens.")
+    ] = False
+    quiet: Annotated[bool, _switch("Output", "-q", "--quiet", text="No progress and no report on stderr.")] = False
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """Which model, and in which arithmetic."""
+
+    model: Annotated[str, _option("Model", "-m", "--model", text="Folder, .gguf file, alias or hub id (else: smollm2-135m).")] = (
+        "smollm2-135m"
+    )
+    revision: Annotated[str | None, _option("Model", "--revision", text="Branch, tag or commit of a hub id.")] = None
+    dtype: Annotated[str, _option("Model", "--dtype", text="auto, bf16 or float32.", metavar="TYPE")] = "auto"
+    device: Annotated[str, _option("Model", "--device", text="auto, cpu or cuda.", metavar="DEVICE")] = "auto"
+    max_model_len: Annotated[int | None, _count("Model", "--max-model-len", text="Longest prompt plus output, in tokens.")] = None
+    quantization: Annotated[str, _option("Model", "--quantization", text="none in this version.", metavar="TYPE")] = "none"
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """Sampling for rows that do not say otherwise."""
+
+    max_tokens: Annotated[
+        int | None, _count("Sampling", "--max-tokens", "--max-new-tokens", text="Longest output of a row, in tokens (512).")
+    ] = None
+    temperature: Annotated[float | None, _option("Sampling", "--temperature", "--temp", text="0 takes the most likely token (0).")] = None
+    top_p: Annotated[float | None, _option("Sampling", "--top-p", text="Keep the likeliest tokens up to this probability (1).")] = None
+    top_k: Annotated[int | None, _count("Sampling", "--top-k", text="Keep the K likeliest tokens (0: all).")] = None
+    min_p: Annotated[float | None, _option("Sampling", "--min-p", text="Keep tokens at least this likely beside the best (0).")] = None
+    seed: Annotated[int, _option("Sampling", "--seed", text="Job seed; each row's own follows from it (0).", metavar="N")] = 0
+    stop: Annotated[list[str] | None, _option("Sampling", "--stop", text="End a row at this text; may be given again.", metavar="TEXT")] = (
+        None
+    )
+    stop_token_ids: Annotated[
+        str | None, _option("Sampling, rarely needed", "--stop-token-ids", text="End a row at these token ids.", metavar="ID,ID")
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None,
+        _switch("Sampling, rarely needed", "--include-stop-str-in-output/--no-include-stop-str-in-output", text="Keep the stop text."),
+    ] = None
+    min_tokens: Annotated[int | None, _count("Sampling, rarely needed", "--min-tokens", text="No end before this many tokens (0).")] = None
+    ignore_eos: Annotated[
+        bool | None, _switch("Sampling, rarely needed", "--ignore-eos/--no-ignore-eos", text="Go on after the end token.")
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None,
+        _switch(
+            "Sampling, rarely needed", "--skip-special-tokens/--no-skip-special-tokens", text="Leave special tokens out of the text (on)."
+        ),
+    ] = None
+
+    def values(self) -> dict[str, Any]:
+        """What was given, by parameter name, for `SamplingParams.updated`."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"}
+        if self.stop_token_ids is not None:
+            given["stop_token_ids"] = _id_list(self.stop_token_ids)
+        return {name: value for name, value in given.items() if value is not None and value != []}
+
+    def checked_values(self) -> dict[str, Any]:
+        """`values`, refused here when no row could use them."""
+        from batchinfer.core.request import SamplingParams
+
+        values = self.values()
+        try:
+            SamplingParams().updated(values)
+        except InputError as error:
+            flag = re.sub(r"^(\w+)=", lambda name: f"--{name[1].replace('_', '-')} ", str(error))
+            raise ConfigError(flag) from None
+        return values
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """How the engine batches rows and keeps their KV; none of these changes what a row says."""
+
+    max_num_seqs: Annotated[
+        int | None, _count("Engine", "--max-num-seqs", "--concurrency", text="Most rows in one batch; --concurrency is the same (else: chosen).")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, _count("Engine", "--max-num-batched-tokens", text="Most tokens in one step (else: chosen).")
+    ] = None
+    kv_cache_memory: Annotated[
+        int | None, _option("Engine", "--kv-cache-memory", text="Size of the KV pool, such as 2GiB.", parser=parse_size, metavar="SIZE")
+    ] = None
+    num_kv_blocks: Annotated[int | None, _count("Engine", "--num-kv-blocks", text="Size of the KV pool in blocks.")] = None
+    block_size: Annotated[int | None, _count("Engine", "--block-size", text="Tokens in a KV block (32).")] = None
+    kv_cache_dtype: Annotated[str, _option("Engine", "--kv-cache-dtype", text="auto, bf16 or float32.", metavar="TYPE")] = "auto"
+    prefix_caching: Annotated[
+        bool, _switch("Engine", "--prefix-caching/--no-prefix-caching", text="Share the KV of equal beginnings (on).")
+    ] = True
+    chunked_prefill: Annotated[
+        bool, _switch("Engine", "--chunked-prefill/--no-chunked-prefill", text="Spread long prompts over several steps (on).")
+    ] = True
+    order: Annotated[
+        str, _option("Engine", "--order", text="auto (shared beginnings together, long rows first) or arrival.", metavar="ORDER")
+    ] = "auto"
+    threads: Annotated[int | None, _count("Engine", "--threads", text="CPU threads (else: the cores this process may use).")] = None
+    fake_model: Annotated[bool, _switch("Engine", "--fake-model", text="Everything real but the forward pass.", hidden=True)] = False
+
+
+@dataclass(frozen=True)
+class GeneralFlags:
+    """Flags that every command has."""
+
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="TOML file of settings: keys are long flag names; the command line wins.",
+            rich_help_panel="General",
+            callback=apply_settings_file,
+            is_eager=True,
+            show_default=False,
+            metavar="FILE",
+        ),
+    ] = None
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", metavar=" ", rich_help_panel="General", callback=_print_version, is_eager=True
+        ),
+    ] = False
+
+
+def gathers_flags(function: Command) -> Command:
+    """Let a command take flag records: each field of a record becomes one flag of the command."""
+    spread: dict[str, type[Any] | None] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        record = parameter.annotation if hasattr(parameter.annotation, "__dataclass_fields__") else None
+        spread[parameter.name] = record
+        parameters.extend(_flags_of(record) if record is not None else [parameter])
+
+    @functools.wraps(function)
+    def command(**values: Any) -> Any:
+        given = {
+            name: values[name] if record is None else record(**{f.name: values[f.name] for f in fields(record)})
+            for name, record in spread.items()
+        }
+        return function(**given)
+
+    ordered = sorted(parameters, key=lambda p: p.kind)
+    command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in ordered}
+    return typing.cast(Command, command)
+
+
+def _flags_of(record: type[Any]) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(record, include_extras=True)
+    return [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if f.default is MISSING else f.default,
+            annotation=hints[f.name],
+        )
+        for f in fields(record)
+    ]
+
+
+def _id_list(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(" ", "").split(",") if part]
+    except ValueError:
+        raise ConfigError(f"--stop-token-ids {text!r}: must be token ids with commas between, such as 2,30") from None
+
+
+def name_list(text: str | None) -> tuple[str, ...] | None:
+    """Names of a comma-separated flag; None where the flag was not given."""
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())

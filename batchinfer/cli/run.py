@@ -1,0 +1,58 @@
+"""`batchinfer run`: the main job."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from batchinfer.cli.flags import EngineFlags, GeneralFlags, InputFlags, ModelFlags, OutputFlags, SamplingFlags, gathers_flags
+from batchinfer.cli.plan import make_plan
+from batchinfer.cli.settings import engine_config, input_options, output_options
+
+
+@gathers_flags
+def run(
+    input: Annotated[  # noqa: A002
+        str | None, typer.Argument(metavar="INPUT", help="Prompts: .jsonl, .parquet or .txt; - for JSONL on stdin.", show_default=False)
+    ] = None,
+    input_file: Annotated[str | None, typer.Option("-i", "--input-file", hidden=True)] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", metavar=" ", help="Check every row and say what fits, without running (as plan does).", rich_help_panel="Input"
+        ),
+    ] = False,
+    input_flags: InputFlags = InputFlags(),
+    output_flags: OutputFlags = OutputFlags(),
+    model_flags: ModelFlags = ModelFlags(),
+    sampling_flags: SamplingFlags = SamplingFlags(),
+    engine_flags: EngineFlags = EngineFlags(),
+    general: GeneralFlags = GeneralFlags(),
+) -> int:
+    """Read prompts, generate, write results in input order.
+
+    batchinfer run prompts.jsonl
+    batchinfer run prompts.parquet -o answers.parquet --model llama-3.2-1b --max-tokens 256
+
+    Exit codes: 0 all rows fine, 1 could not do the job, 2 wrong usage or settings, 3 finished and some rows failed, 130 interrupted.
+    """
+    config = engine_config(model_flags, engine_flags, sampling_flags.seed)
+    options = input_options(input, input_file, input_flags)
+    sampling = sampling_flags.checked_values()
+    if dry_run:
+        return make_plan(config, options, sampling, quiet=output_flags.quiet)
+    outputs = output_options(output_flags)
+
+    from batchinfer.job import JobParts, run_job
+    from batchinfer.reports.live import choose_face
+    from batchinfer.reports.metering import RunMeter
+    from batchinfer.reports.summary import RunSummary, print_end
+
+    meter = RunMeter()
+    with choose_face(output_flags.quiet, sys.stderr) as face:
+        face.on_step = meter.step
+        report = run_job(config, options, outputs, sampling, face, JobParts(build_engine=meter.build_engine, report_json=meter.report_json))
+    print_end(RunSummary.of(report, meter.meter), sys.stderr, output_flags.quiet)
+    return report.exit_code

@@ -1,0 +1,53 @@
+"""Builds a job's engine together with the meter of its physical limit."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from batchinfer.reports.limit import BYTES, LimitMeter, ModelDims, machine_rates
+
+if TYPE_CHECKING:
+    from batchinfer.build import JobNeed, ModelHandle
+    from batchinfer.config import EngineConfig
+    from batchinfer.core.stats import StepShape
+    from batchinfer.engine import Engine
+    from batchinfer.job import JobReport
+
+
+class RunMeter:
+    """Hands the job its engine, knows from then on what a step costs at least, and writes the report's keys."""
+
+    def __init__(self) -> None:
+        self.meter: LimitMeter | None = None
+        self.load_seconds = 0.0
+
+    def build_engine(self, config: EngineConfig, model: ModelHandle, need: JobNeed | None = None) -> Engine:
+        """The engine, with the machine's rates at hand before its first step."""
+        from batchinfer.build import build_engine
+
+        start = time.perf_counter()
+        engine = build_engine(config, model, need)
+        self.load_seconds = time.perf_counter() - start
+        self.meter = None if config.fake_model else meter_for(engine, model)
+        return engine
+
+    def step(self, shape: StepShape) -> None:
+        """Count one step."""
+        if self.meter is not None:
+            self.meter(shape)
+
+    def report_json(self, report: JobReport) -> dict[str, Any]:
+        """The stable keys of `OUTPUT.report.json`."""
+        from batchinfer.reports.summary import RunSummary
+
+        return RunSummary.of(report, self.meter).as_dict()
+
+
+def meter_for(engine: Engine, model: ModelHandle) -> LimitMeter | None:
+    """A meter for an engine's steps; None where its arithmetic is not one that the limit is known for."""
+    dtype, device = str(engine.settings.get("dtype")), str(engine.settings.get("device", "cpu"))
+    if dtype not in BYTES or device not in ("cpu", "cuda"):
+        return None
+    dims = ModelDims.of(model.config, dtype, engine.limits.kv_bytes_per_token)
+    return LimitMeter(dims, machine_rates(dtype, device))

@@ -1,0 +1,273 @@
+"""The plan of a job: every row checked and counted, what fits in memory, how long at least; nothing is run."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from batchinfer.core.request import Request, Result
+from batchinfer.io.record import InputRow
+from batchinfer.reports.limit import MachineRates, ModelDims
+from batchinfer.reports.wording import in_bytes, in_words, plural
+
+if TYPE_CHECKING:
+    from batchinfer.build import ModelHandle
+    from batchinfer.config import EngineConfig
+
+POSITIONS_SHOWN = 8
+PERCENTILES = (0, 50, 90, 99, 100)
+HISTOGRAM_ROWS = 8
+ID_COLUMNS = ("custom_id", "id")
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Rows that fail for the same reason: how many, the first of them, and what the first one says."""
+
+    count: int = 0
+    positions: list[int] = field(default_factory=list)
+    message: str = ""
+
+
+@dataclass(slots=True)
+class RowTally:
+    """What the rows of an input come to."""
+
+    max_model_len: int
+    id_column: str | None = None
+    rows: int = 0
+    troubles: dict[str, Trouble] = field(default_factory=dict)
+    prompt_lengths: array[int] = field(default_factory=lambda: array("i"))
+    output_limits: array[int] = field(default_factory=lambda: array("i"))
+    clipped: int = 0  # rows whose max_tokens reach beyond the context
+    duplicate_ids: int = 0
+    first_duplicates: list[str] = field(default_factory=list)
+    _ids: set[int] = field(default_factory=set)
+
+    def see(self, row: InputRow) -> None:
+        """Note the row's id."""
+        name = self._id_of(row.values)
+        if name is None:
+            return
+        mark = hash(name)  # 8 bytes a row instead of the id itself
+        if mark in self._ids:
+            self.duplicate_ids += 1
+            if len(self.first_duplicates) < POSITIONS_SHOWN:
+                self.first_duplicates.append(str(name))
+        self._ids.add(mark)
+
+    def count(self, prepared: Iterable[Request | Result]) -> None:
+        """Count every prepared row."""
+        for item in prepared:
+            self.rows += 1
+            if isinstance(item, Result):
+                self._count_trouble(item)
+                continue
+            room = self.max_model_len - len(item.prompt_ids)
+            self.clipped += item.params.max_tokens > room
+            self.prompt_lengths.append(len(item.prompt_ids))
+            self.output_limits.append(min(item.params.max_tokens, room))
+
+    @property
+    def failed(self) -> int:
+        """Rows that cannot run."""
+        return sum(trouble.count for trouble in self.troubles.values())
+
+    def _count_trouble(self, result: Result) -> None:
+        assert result.error is not None
+        trouble = self.troubles.setdefault(result.error.code, Trouble(message=result.error.message))
+        trouble.count += 1
+        if len(trouble.positions) < POSITIONS_SHOWN:
+            trouble.positions.append(result.row)
+
+    def _id_of(self, values: dict[str, Any] | None) -> tuple[str, str] | None:
+        """The id with its type, so that 1 and "1" stay two."""
+        if values is None:
+            return None
+        names = (self.id_column,) if self.id_column else ID_COLUMNS
+        value = next((values[name] for name in names if values.get(name) is not None), None)
+        return None if value is None else (type(value).__name__, str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What fits into this machine's memory."""
+
+    device: str
+    dtype: str
+    weight_bytes: int
+    free_bytes: int
+    kv_bytes_per_token: int
+    pool_tokens: int
+    rows_at_once: int  # of average length, were all to use their max_tokens
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """All that is known about a job without running it."""
+
+    input: str
+    model: str
+    chat: bool
+    tally: RowTally
+    fit: Fit | None  # None: no row can run
+    least_seconds: float | None  # were every row to use its max_tokens, at the machine's physical limit
+    first_prompt: str | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 all rows fine, 3 some cannot run."""
+        return 3 if self.tally.failed else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON report."""
+        tally, fit = self.tally, self.fit
+        return {
+            "input": self.input,
+            "model": self.model,
+            "rows": {"total": tally.rows, "ok": tally.rows - tally.failed, "failed": tally.failed, "clipped": tally.clipped},
+            "errors": {code: {"count": t.count, "first_rows": t.positions, "message": t.message} for code, t in tally.troubles.items()},
+            "duplicate_ids": {"count": tally.duplicate_ids, "first": tally.first_duplicates},
+            "tokens": {"prompt": sum(tally.prompt_lengths), "output_at_most": sum(tally.output_limits)},
+            "prompt_tokens": percentiles(tally.prompt_lengths),
+            "output_limits": percentiles(tally.output_limits),
+            "fit": None if fit is None else {name: getattr(fit, name) for name in Fit.__slots__},
+            "least_seconds": self.least_seconds,
+        }
+
+
+def percentiles(values: array[int]) -> dict[str, int]:
+    """Least, median, 90th and 99th percentile and most; empty for no values."""
+    if not values:
+        return {}
+    found = np.percentile(np.array(values), PERCENTILES, method="higher")
+    return {name: int(value) for name, value in zip(("min", "p50", "p90", "p99", "max"), found, strict=True)}
+
+
+def judge_fit(config: EngineConfig, model: ModelHandle, tally: RowTally) -> Fit | None:
+    """Weights, KV bytes and pool of this job on this machine, by the rules that the engine is built with."""
+    import torch
+
+    from batchinfer.build import CPU_DEFAULTS, CUDA_DEFAULTS
+    from batchinfer.runtime.device import choose_target
+    from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks, free_bytes
+
+    if not tally.prompt_lengths:
+        return None
+    quantised = model.files.kind == "gguf" and model.config.dtype == "float32"
+    target = choose_target(config.device, config.dtype, model.config.dtype, quantised)
+    defaults = CUDA_DEFAULTS if target.device.type == "cuda" else CPU_DEFAULTS
+    block = config.block_size or defaults["block_size"]
+    seqs = config.max_num_seqs or defaults["max_num_seqs"]
+    kv_name = target.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    sizes, itemsize = model.config, {"bf16": 2, "float32": 4}
+    per_token = 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * itemsize[kv_name]
+    lengths = np.array(tally.prompt_lengths, np.int64) + np.array(tally.output_limits, np.int64)
+    need = int(np.sort(lengths)[::-1][:seqs].sum())
+    ask = PoolRequest(block, per_token, model.max_model_len, seqs, config.num_kv_blocks, config.kv_cache_memory, need)
+    blocks, reason = choose_num_blocks(ask, target.device)
+    pool = (blocks - 1) * block
+    dims = ModelDims.of(sizes, target.dtype_name, per_token)
+    return Fit(
+        device=target.device.type if target.device.type == "cpu" else torch.cuda.get_device_name(),
+        dtype=target.dtype_name,
+        weight_bytes=itemsize[target.dtype_name] * (dims.layer_parameters + dims.head_parameters),
+        free_bytes=free_bytes(target.device),
+        kv_bytes_per_token=per_token,
+        pool_tokens=pool,
+        rows_at_once=int(min(seqs, len(lengths), max(1, pool // max(1, round(float(lengths.mean())))))),
+        reason=reason,
+    )
+
+
+def least_seconds(dims: ModelDims, rates: MachineRates, tally: RowTally, rows_at_once: int) -> float:
+    """Seconds at the machine's physical limit, were every row to use its `max_tokens` and no prefix to be shared."""
+    prompts, outputs = np.array(tally.prompt_lengths, np.float64), np.array(tally.output_limits, np.float64)
+    tokens = float(prompts.sum() + outputs.sum())
+    steps = float(outputs.sum()) / max(1, rows_at_once)
+    linear = 2.0 * dims.layer_parameters * tokens + 2.0 * dims.head_parameters * float(outputs.sum())
+    weights = dims.weight_bytes * (dims.layer_parameters + dims.head_parameters) * steps
+    read = float((outputs * (prompts + outputs / 2)).sum()) * dims.kv_bytes
+    prefill = float((prompts * prompts / 2).sum()) * dims.attention_flops
+    return max(weights / rates.bytes, linear / rates.flops) + read / rates.bytes + prefill / rates.flops
+
+
+def plan_picture(plan: JobPlan) -> RenderableType:
+    """The plan as a person reads it."""
+    tally, fit = plan.tally, plan.fit
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("rows", f"{tally.rows:,}: {tally.rows - tally.failed:,} can run, {tally.failed:,} cannot")
+    if tally.duplicate_ids:
+        table.add_row("duplicate ids", f"{tally.duplicate_ids:,} ({', '.join(tally.first_duplicates)}); kept: rows go by position")
+    if tally.prompt_lengths:
+        table.add_row("prompt tokens", f"{sum(tally.prompt_lengths):,} in all; {_spread(tally.prompt_lengths)}")
+        table.add_row("output tokens", f"at most {sum(tally.output_limits):,} in all; {_spread(tally.output_limits)}")
+    if tally.clipped:
+        table.add_row("clipped", f"{plural(tally.clipped, 'row')} with max_tokens beyond the context of {tally.max_model_len:,} tokens")
+    if fit is not None:
+        table.add_row("memory", f"{in_bytes(fit.free_bytes)} free on {fit.device}; weights {in_bytes(fit.weight_bytes)} as {fit.dtype}")
+        table.add_row(
+            "KV pool",
+            f"{fit.pool_tokens:,} tokens, {in_bytes(fit.pool_tokens * fit.kv_bytes_per_token)} at {fit.kv_bytes_per_token:,} bytes a token ({fit.reason})",
+        )
+        table.add_row("at once", f"about {plural(fit.rows_at_once, 'row')} of average length")
+    if plan.least_seconds is not None:
+        table.add_row(
+            "time", f"at least {in_words(plan.least_seconds)} if every row uses its max_tokens (a rough bound from this machine's limits)"
+        )
+    parts: list[RenderableType] = [table]
+    if tally.prompt_lengths:
+        parts.append(Text("\nprompt lengths"))
+        parts += [Text("  " + line) for line in histogram(tally.prompt_lengths)]
+    if tally.troubles:
+        parts.append(Text("\nrows that cannot run"))
+        for code, trouble in sorted(tally.troubles.items(), key=lambda item: -item[1].count):
+            more = ", ..." if trouble.count > len(trouble.positions) else ""
+            where = ", ".join(map(str, trouble.positions))
+            parts.append(Text(f"  {code}: {plural(trouble.count, 'row')} ({where}{more}); first: {trouble.message}"))
+    return Group(*parts)
+
+
+def print_plan(plan: JobPlan, console: Console) -> None:
+    """Print a plan, the first rendered prompt included."""
+    from batchinfer.reports.live import indented
+
+    for note in plan.notes:
+        console.print(Text(note))
+    if plan.first_prompt is not None:
+        console.print(Text("first prompt, as the model sees it:\n" + indented(plan.first_prompt) + "\n"))
+    console.print(plan_picture(plan))
+
+
+def histogram(values: array[int]) -> list[str]:
+    """Rows by prompt length, in ranges that double."""
+    lengths = np.array(values, np.int64)
+    edge = 16
+    while edge * 2 ** (HISTOGRAM_ROWS - 1) < lengths.max():
+        edge *= 2
+    edges = [0, *(edge * 2**i for i in range(HISTOGRAM_ROWS))]
+    counts = [int(((lengths > low) & (lengths <= high)).sum()) for low, high in pairwise(edges)]
+    last = max(i for i, count in enumerate(counts) if count)
+    first = min(i for i, count in enumerate(counts) if count)
+    most = max(counts)
+    return [
+        f"{edges[i] + 1:>7,} to {edges[i + 1]:>7,}  {counts[i]:>9,}  {'█' * round(40 * counts[i] / most) or ('▏' if counts[i] else '')}"
+        for i in range(first, last + 1)
+    ]
+
+
+def _spread(values: array[int]) -> str:
+    found = percentiles(values)
+    return f"least {found['min']:,}, median {found['p50']:,}, p90 {found['p90']:,}, p99 {found['p99']:,}, most {found['max']:,}"
