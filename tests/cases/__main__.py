@@ -1,0 +1,170 @@
+"""`make cases`: run the bank of real-trouble cases and print a table. `python -m tests.cases [NAME ...]` runs some."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cases.table import CASES, Case, Try
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMED_OUT = 124
+TRACEBACK = "Traceback (most recent call last)"
+
+
+@dataclass
+class Verdict:
+    """What became of one try."""
+
+    case: str
+    label: str
+    passed: bool
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+
+def find_bank() -> Path | None:
+    """The folder of cases: BATCHINFER_CASES, else ../shared/cases beside this repository."""
+    given = os.environ.get("BATCHINFER_CASES")
+    folder = Path(given) if given else ROOT.parent / "shared" / "cases"
+    return folder if folder.is_dir() else None
+
+
+def main(names: list[str]) -> int:
+    bank = find_bank()
+    if bank is None:
+        print("skipped: no bank of cases (set BATCHINFER_CASES to its folder)")
+        return 0
+    chosen = {name: case for name, case in CASES.items() if not names or any(name.startswith(wanted) for wanted in names)}
+    verdicts: list[Verdict] = []
+    with tempfile.TemporaryDirectory(prefix="batchinfer-cases-") as scratch:
+        for name, case in chosen.items():
+            for verdict in run_case(bank / name, case, Path(scratch) / name):
+                verdicts.append(verdict)
+                print_verdict(verdict)
+    unknown = sorted(path.name for path in bank.iterdir() if path.name not in CASES and (path / "expect.md").exists())
+    print_end(chosen, verdicts, unknown)
+    return 1 if unknown or not all(verdict.passed for verdict in verdicts) else 0
+
+
+def run_case(folder: Path, case: Case, scratch: Path) -> list[Verdict]:
+    models = scratch / "models"
+    if any("{models}" in attempt.model for attempt in case.tries):
+        made = subprocess.run([sys.executable, str(folder / "make.py"), str(models)], capture_output=True, text=True, check=False)
+        if made.returncode:
+            return [Verdict(folder.name, "make.py", False, 0.0, made.stderr.strip().splitlines()[-1:])]
+    return [run_try(folder, attempt, scratch / str(number), models) for number, attempt in enumerate(case.tries)]
+
+
+def run_try(folder: Path, attempt: Try, work: Path, models: Path) -> Verdict:
+    work.mkdir(parents=True)
+    places = {"case": str(folder), "work": str(work), "models": str(models)}
+    output = Path(fill(attempt.output, places))
+    if attempt.setup:
+        subprocess.run(["bash", "-c", fill(attempt.setup, places)], cwd=work, check=False)
+    if attempt.sentinel:
+        output.write_text("SENTINEL")
+    started = time.monotonic()
+    code, stderr = execute(attempt, command_of(attempt, places, output), work)
+    seconds = time.monotonic() - started
+    (work / "stderr").write_text(stderr)
+    label = fill(attempt.label, {"work": ".", "case": "", "models": ""}) or attempt.variant or "as it comes"
+    verdict = Verdict(folder.name, label, True, seconds)
+    judge(verdict, attempt, folder, output, code, work)
+    return verdict
+
+
+def command_of(attempt: Try, places: dict[str, str], output: Path) -> list[str]:
+    command = [sys.executable, "-m", "batchinfer", "run", fill(attempt.input, places), "-m", fill(attempt.model, places)]
+    if attempt.no_chat:
+        command.append("--no-chat")
+    flags = shlex.split(attempt.flags)
+    return [*command, *flags] if "-o" in flags else [*command, "-o", str(output), *flags]
+
+
+def execute(attempt: Try, command: list[str], work: Path) -> tuple[int, str]:
+    """Exit code and stderr of a command that is started through the shell line of its try."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shell = attempt.shell.replace("env -i ", f"env -i PYTHONPATH={shlex.quote(str(ROOT))} ")
+    try:
+        ended = subprocess.run(
+            ["bash", "-c", shell, "bash", *command], cwd=work, env=environment, capture_output=True, timeout=attempt.timeout, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return TIMED_OUT, (error.stderr or b"").decode(errors="replace") + f"\nstopped after {attempt.timeout} s"
+    return ended.returncode, ended.stderr.decode(errors="replace")
+
+
+def judge(verdict: Verdict, attempt: Try, folder: Path, output: Path, code: int, work: Path) -> None:
+    stderr = (work / "stderr").read_text()
+    if TRACEBACK in stderr:
+        verdict.passed = False
+        verdict.notes.append("a traceback on stderr: " + stderr.strip().splitlines()[-1])
+    if attempt.refused is not None:
+        judge_refusal(verdict, attempt.refused, code, stderr)
+        return
+    check = [sys.executable, str(folder / "check.py"), str(output)]
+    check += [attempt.variant] if attempt.variant else []
+    check += ["--exit", str(code), "--stderr", str(work / "stderr"), "--wall", f"{verdict.seconds:.1f}"]
+    environment = {**os.environ, **{key: fill(value, {"work": str(work)}) for key, value in attempt.env}}
+    checked = subprocess.run(check, capture_output=True, text=True, env=environment, check=False)
+    lines = [line for line in checked.stdout.splitlines() if line.startswith(("FAIL", "note"))]
+    if checked.returncode:
+        verdict.passed = False
+        lines += checked.stderr.strip().splitlines()[-1:]
+        if code not in (0, 3):
+            lines += [f"exit {code}: " + " ".join(stderr.strip().splitlines()[-1:])]
+    verdict.notes += lines
+
+
+def judge_refusal(verdict: Verdict, word: str, code: int, stderr: str) -> None:
+    """A refusal is a non-zero exit by the program's own will, and one line that says what was wrong."""
+    said = stderr.strip().splitlines()[-1:] or ["nothing"]
+    if code == 0 or code >= 124 or code < 0:
+        verdict.passed = False
+        verdict.notes.append(f"must be refused, exit {code}")
+    if not re.search(re.escape(word), stderr, re.IGNORECASE):
+        verdict.passed = False
+        verdict.notes.append(f"the message must hold {word!r}")
+    verdict.notes.append("refused: " + said[0])
+
+
+def fill(text: str, places: dict[str, str]) -> str:
+    for name, value in places.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def print_verdict(verdict: Verdict) -> None:
+    first, *rest = [note[:200] for note in verdict.notes] or [""]
+    print(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.case:<34}{verdict.label:<36}{verdict.seconds:6.1f} s  {first}", flush=True)
+    if not verdict.passed:
+        for note in rest:
+            print(" " * 12 + note, flush=True)
+
+
+def print_end(chosen: dict[str, Case], verdicts: list[Verdict], unknown: list[str]) -> None:
+    failed = sorted({verdict.case for verdict in verdicts if not verdict.passed})
+    tried = {verdict.case for verdict in verdicts}
+    passed = sum(verdict.passed for verdict in verdicts)
+    print(f"\n{len(tried)} cases tried, {len(tried) - len(failed)} passed; {passed} of {len(verdicts)} tries passed")
+    if failed:
+        print("failed: " + ", ".join(failed))
+    waiting = {name: case.waits for name, case in chosen.items() if case.waits}
+    if waiting:
+        print("waiting for a later version, whole or in part:")
+        for name, what in waiting.items():
+            print(f"  {name:<34}{what}{' (the rest was tried)' if name in tried else ''}")
+    if unknown:
+        print("in the bank but not in the table: " + ", ".join(unknown))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

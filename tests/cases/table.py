@@ -1,0 +1,234 @@
+"""Which command lines try each case of the bank, and what waits for a later version. Flags follow each case's expect.md."""
+
+# ruff: noqa: RUF005  (sums of tuples keep the rows of the table apart)
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+TINY = "--dtype float32"  # the tiny models' references were computed in float32
+
+
+@dataclass(frozen=True)
+class Try:
+    """One `batchinfer run`, judged by the case's check.py unless it must be refused.
+
+    Places in `input`, `model`, `output` and `shell`: {case} is the case's folder, {work} the folder of the try,
+    {models} the folder that the case's make.py filled.
+    """
+
+    label: str = ""
+    input: str = "{case}/input.jsonl"
+    flags: str = ""
+    model: str = "smollm2-135m"
+    variant: str | None = None
+    output: str = "{work}/out.jsonl"
+    no_chat: bool = True
+    refused: str | None = None  # must exit non-zero and say this word; the case's check is not asked
+    sentinel: bool = False  # a file that stands at the output path must be left alone
+    setup: str | None = None  # shell commands before, in the folder of the try
+    shell: str = '"$@"'  # how the command is started
+    env: tuple[tuple[str, str], ...] = ()  # for the check
+    timeout: int = 300
+
+
+@dataclass(frozen=True)
+class Case:
+    """The tries of one case; `waits` names what of it a later version brings."""
+
+    tries: tuple[Try, ...] = ()
+    waits: str | None = None
+
+
+def each(values: Iterable[str], make: Callable[[str], Try]) -> tuple[Try, ...]:
+    """One try for each value, labelled with it."""
+    return tuple(replace(make(value), label=value) for value in values)
+
+
+def tiny(*variants: str, input: str = "{case}/input.jsonl", suffix: str = "") -> tuple[Try, ...]:  # noqa: A002
+    """Tries of tiny models that the case's make.py writes, named as their variants."""
+    return each(variants, lambda v: Try(model="{models}/" + v + suffix, variant=v, flags=TINY, input=input))
+
+
+def refused(word: str, *variants: str, flags: str = TINY) -> tuple[Try, ...]:
+    """Tries of models that must be refused with a message that holds the word."""
+    return each(variants, lambda v: Try(model="{models}/" + v, flags=flags, refused=word))
+
+
+def bad_flags(*flags: str) -> tuple[Try, ...]:
+    """Settings that no machine can run: refused at start."""
+    return each(flags, lambda f: Try(flags=f, refused="", timeout=60))
+
+
+ONE = (Try(),)
+STRUCTURED = Case(waits="structured output")
+IMPOSSIBLE = (
+    "--kv-cache-memory 10TB",
+    "--max-model-len 1000000000",
+    "--max-num-seqs 0",
+    "--max-num-seqs -1",
+    "--max-num-seqs 1000000000",
+    "--block-size 0",
+    "--block-size 3",
+    "--block-size 1000000",
+    "--threads 0",
+)
+ODD_STARTS = {
+    "empty environment": 'env -i PATH="$PATH" HOME="$HOME" LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 "$@"',
+    "stdin closed": '"$@" <&-',
+    "no HOME": 'env -u HOME "$@"',
+    "HOME not writable": 'env HOME=/proc "$@"',
+    "64 open files": 'ulimit -n 64; "$@"',
+    "under a threaded program": (
+        "python3 -c 'import subprocess, sys, threading; threading.Thread(target=lambda: None).start(); "
+        'sys.exit(subprocess.run(sys.argv[1:]).returncode)\' "$@"'
+    ),
+}
+BAD_GGUF = ("bad-short.gguf", "bad-magic.gguf", "bad-version.gguf", "bad-ntensors.gguf", "bad-nkv.gguf", "bad-head.gguf", "bad-zero.gguf")
+BAD_SAFETENSORS = (
+    "short", "cut-header", "zero", "huge-header", "neg-header", "shape-offset-mismatch", "offset-past-end", "bad-dtype", "wrong-shape",
+)  # fmt: skip
+
+CASES: dict[str, Case] = {
+    "eng-batch-invariance": Case(
+        each(["1", "2", "3", "16"], lambda n: Try(flags=f"--max-num-seqs {n}"))
+        + (Try("reversed", input="{case}/reversed.jsonl", variant="reversed"),)
+    ),
+    "eng-chunked-prefill-budgets": Case(
+        each(["1", "7", "15", "16", "17", "64", "100000"], lambda n: Try(flags=f"--max-num-batched-tokens {n}"))
+        + bad_flags("--max-num-batched-tokens 0", "--max-num-batched-tokens -5")
+    ),
+    "eng-impossible-memory-settings": Case(bad_flags(*IMPOSSIBLE)),
+    "eng-kv-pool-too-small-for-one": Case(
+        (Try("256 tokens", flags="--block-size 16 --num-kv-blocks 16", timeout=120),) + bad_flags("--num-kv-blocks 1", "--num-kv-blocks 0")
+    ),
+    "eng-kv-quantised-accuracy": Case(waits="an 8-bit KV cache"),
+    "eng-prefix-cache-block-boundary": Case(
+        tuple(
+            Try(f"block {size}{' no cache' if off else ''}", flags=f"--block-size {size} {off}")
+            for size in (8, 16, 32)
+            for off in ("", "--no-prefix-caching")
+        )
+    ),
+    "eng-spec-decode-greedy-equality": Case((Try("speculation off"),), waits="speculation"),
+    "eng-start-from-odd-environment": Case(
+        tuple(Try(label, shell=shell) for label, shell in ODD_STARTS.items())
+        + (Try("odd output name", output="{work}/an öutput, 出力.jsonl"),)
+    ),
+    "eng-streaming-memory": Case(waits="a longer run than this table makes (300,000 rows; see the tests of the job)"),
+    "in-bad-utf8-line": Case(ONE),
+    "in-bom-first-record": Case(ONE),
+    "in-crlf-blank-lines": Case(ONE),
+    "in-directory-mixed-schemas": Case(
+        (
+            Try("folder", input="{case}/in", refused="kind"),
+            Try("parquet alone", input="{work}/in", setup="cp -r {case}/in in && rm in/*.jsonl"),
+            Try(
+                "output inside, again",
+                input="{work}/in",
+                output="{work}/in/out.jsonl",
+                setup="cp -r {case}/in in && rm in/*.jsonl",
+                shell='"$@" && "$@" --overwrite || "$@" --overwrite',
+            ),
+        ),
+        waits="patterns such as in/*.parquet",
+    ),
+    "in-empty-null-prompts": Case(ONE),
+    "in-giant-line": Case((Try(input="{work}/big.jsonl", setup="python3 {case}/make.py big.jsonl", timeout=180),)),
+    "in-id-types": Case(ONE),
+    "in-malformed-middle": Case(ONE),
+    "in-message-shapes": Case(ONE),
+    "in-missing-or-int-prompt-column": Case(
+        each(["noprompt.jsonl", "noprompt.parquet", "intprompt.parquet"], lambda f: Try(input="{case}/" + f))
+    ),
+    "in-nan-in-json": Case(ONE),
+    "in-non-object-lines": Case(ONE),
+    "in-parquet-list-struct": Case((Try(input="{case}/input.parquet"),)),
+    "in-truncated-parquet": Case(
+        each(
+            ["cutfooter.parquet", "head4.parquet", "nofooter.parquet", "notparquet.parquet", "zero.parquet"],
+            lambda f: Try(input="{case}/" + f, sentinel=True),
+        )
+    ),
+    "in-type-flips-jsonl": Case((Try("jsonl"), Try("parquet", output="{work}/out.parquet"))),
+    "in-unknown-or-mistyped-params": Case((Try("flat"),), waits="OpenAI lines"),
+    "in-zero-rows": Case(
+        tuple(
+            Try(f"{name} to {kind}", input="{case}/" + name, output="{work}/out." + kind)
+            for name in ("blank.jsonl", "empty.jsonl", "empty.jsonl.gz", "emptygroup.parquet", "nogroup.parquet")
+            for kind in ("jsonl", "parquet")
+        )
+    ),
+    "out-disk-full": Case(waits="streaming to devices and resume"),
+    "out-failed-row-shape-and-summary": Case(ONE),
+    "out-kill9-and-resume": Case((Try("one whole run"),), waits="resume"),
+    "out-path-equals-input-or-exists": Case(
+        each(
+            ["{work}/in.jsonl", "{work}/sub/../in.jsonl", "{work}/link.jsonl", "{work}/hard.jsonl", "{work}/there.jsonl", "{work}/sub"],
+            lambda path: Try(
+                input="{work}/in.jsonl",
+                output=path,
+                setup="cp {case}/input.jsonl in.jsonl; mkdir -p sub; ln -s in.jsonl link.jsonl; ln in.jsonl hard.jsonl; echo other > there.jsonl",
+                env=(("IN_COPY", "{work}/in.jsonl"),),
+            ),
+        )
+        + (Try("no such folder", output="{work}/nowhere/out.jsonl"),),
+        waits="locks",
+    ),
+    "out-resume-after-change": Case(waits="resume"),
+    "out-stdout-purity-and-broken-pipe": Case((Try("whole", flags="-o -", shell='"$@" > out.jsonl'),), waits="a reader that goes away"),
+    "sam-greedy-equivalents": Case(ONE),
+    "sam-logit-bias": Case(waits="logit_bias"),
+    "sam-logprobs-shape": Case(ONE, waits="logprobs (refused by name until then)"),
+    "sam-max-tokens-extremes": Case(ONE),
+    "sam-n-greater-one": Case(ONE, waits="n above 1 (refused by name until then)"),
+    "sam-prompt-at-context-limit": Case((Try(flags="--max-model-len 64"),)),
+    "sam-topk-topp-limits": Case(ONE),
+    "so-bad-schema-isolated": STRUCTURED,
+    "so-enum-unicode-and-escapes": STRUCTURED,
+    "so-integer-bounds": STRUCTURED,
+    "so-many-schemas-in-one-batch": STRUCTURED,
+    "so-recursive-schemas": STRUCTURED,
+    "so-whitespace-runaway": STRUCTURED,
+    "tok-double-bos-and-template": Case(ONE),
+    "tok-ignore-eos": Case(ONE),
+    "tok-leading-space-kept": Case(ONE),
+    "tok-min-tokens-vs-stops": Case(ONE),
+    "tok-multibyte-across-tokens": Case(ONE),
+    "tok-stop-strings-across-tokens": Case(ONE),
+    "tok-stop-token-ids-and-specials": Case(ONE),
+    "tok-template-missing-or-raising": Case(tiny("none", "nosys", "broken", "undef", "loop")),
+    "tok-vocab-padding": Case(tiny("padded"), waits="structured output and logprobs over a padded head"),
+    "wt-awq-nibble-order": Case(refused("awq", "awq"), waits="AWQ (refused by name until then)"),
+    "wt-bf16-on-cpu": Case(tiny("bf16", "bf16-dtypekey", "mixed")),
+    "wt-bias-headdim-qknorm": Case(
+        tiny("llama-bias", input="{case}/input.llama-bias.jsonl")
+        + refused("qwen2", "qwen2")
+        + refused("qwen3", "qwen3")
+        + refused("q_norm", "unexpected"),
+        waits="Qwen (refused by name until then)",
+    ),
+    "wt-corrupt-safetensors-gguf": Case(each([*BAD_SAFETENSORS, *BAD_GGUF], lambda v: Try(model="{models}/" + v, flags=TINY, timeout=60))),
+    "wt-eos-list-in-generation-config": Case(tiny("list", "nogen")),
+    "wt-gguf-dequant-types": Case((Try("kq", model="{case}/kq.gguf", variant="kq", flags=TINY),), waits="logprobs"),
+    "wt-gguf-permuted-qk": Case(
+        tiny("llama")
+        + (Try("llama.gguf", model="{models}/llama.gguf", variant="llama", flags=TINY),)
+        + refused("qwen2", "qwen2", "qwen2.gguf"),
+        waits="Qwen (refused by name until then)",
+    ),
+    "wt-gptq-zero-points-actorder": Case(
+        refused("gptq", "gptq-v1-actorder", "gptq-v2-actorder", "gptq-v1-sym"), waits="GPTQ (refused by name until then)"
+    ),
+    "wt-hf-cache-symlinks": Case(
+        tiny("link", "dangling")
+        + (Try("snapshot", model="{models}/models--org--tiny/snapshots/abc123", variant="snapshot", flags=TINY),)
+        + (Try("snapshot, slash at the end", model="{models}/models--org--tiny/snapshots/abc123/", variant="snapshot", flags=TINY),)
+    ),
+    "wt-missing-shard": Case(
+        tiny("complete", "missing", "missing-key", "extra-file") + (Try("dup", model="{models}/dup", variant="complete", flags=TINY),)
+    ),
+    "wt-tied-embeddings": Case(
+        tiny("tied", "tied-stale", "untied-missing") + (Try("gguf-tied", model="{models}/gguf-tied.gguf", variant="gguf-tied", flags=TINY),)
+    ),
+}
