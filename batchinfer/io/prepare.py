@@ -22,7 +22,9 @@ BATCH_BYTES = 4 << 20
 class TextTokenizer(Protocol):
     """What the preparer asks of a tokenizer."""
 
-    vocabulary: Vocabulary
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What the ids say."""
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> Sequence[Sequence[int]]:
         """Token ids of each text."""

@@ -1,0 +1,201 @@
+"""The input side of a job: which rows, in which shape, and how they become requests. `plan` walks the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import chain
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from batchinfer.core.request import PARAMETER_NAMES, Request, Result, SamplingParams
+from batchinfer.errors import ConfigError, InputError, InputFileError
+from batchinfer.io.join import has_clash
+from batchinfer.io.options import InputOptions
+from batchinfer.io.prepare import Rendering, RowPreparer, batches
+from batchinfer.io.record import InputRow
+from batchinfer.io.results import ResultColumns
+from batchinfer.io.rows import PARAMS_COLUMN, Columns, PlainRows, decide_shape, job_defaults
+from batchinfer.io.source import InputFiles, Source, open_source
+
+if TYPE_CHECKING:
+    from batchinfer.build import ModelHandle
+
+WINDOW_ROWS = 1000
+WINDOW_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class RowStream:
+    """The chosen rows of an input, opened and looked into: the first rows are held, the others not read yet."""
+
+    source: Source
+    files: InputFiles
+    options: InputOptions
+    result_columns: ResultColumns
+    window: list[InputRow] = field(default_factory=list)
+    whole: bool = False  # the window holds every row
+    shape: str = "plain"
+    num_read: int = 0
+    seconds: float = 0.0  # spent reading and parsing
+    _num_held: int = 0
+    _rest: Iterator[InputRow] = field(default_factory=lambda: iter(()))
+
+    @classmethod
+    def open(cls, files: InputFiles, options: InputOptions, result_columns: ResultColumns) -> RowStream:
+        """Open the input and look at its first rows; raises when it can never be run."""
+        stream = cls(open_source(files), files, options, result_columns)
+        columns = Columns.of(options)
+        if files.kind == "parquet":
+            _check_table(stream.source, columns, options, result_columns)
+        stream._look()
+        if stream.window:
+            stream.shape = decide_shape(stream.window, columns, options.input)
+            stream._check_names()
+        return stream
+
+    @property
+    def start(self) -> int:
+        """Position of the first chosen row."""
+        return self.options.offset
+
+    @property
+    def stop(self) -> int | None:
+        """Position after the last chosen row, None for the end of the input."""
+        return None if self.options.limit is None else self.options.offset + self.options.limit
+
+    @property
+    def num_rows(self) -> int | None:
+        """How many rows are chosen, where that is known."""
+        if self.whole:
+            return self._num_held
+        total = self.source.num_rows
+        if total is None:
+            return None
+        end = total if self.stop is None else min(self.stop, total)
+        return max(0, end - self.start)
+
+    def _look(self) -> None:
+        rows = self._parsed(self.source.rows(self.start, self.stop))
+        size = 0
+        for row in rows:
+            self.window.append(row)
+            size += len(row.raw)
+            if len(self.window) >= WINDOW_ROWS or size >= WINDOW_BYTES:
+                break
+        else:
+            self.whole = True
+        self._num_held = len(self.window)
+        self._rest = rows
+
+    def _parsed(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
+        source, columns = self.source, self.result_columns
+        began = perf_counter()
+        for row in rows:
+            source.parse(row)
+            if row.values is not None and has_clash(row.values, columns):
+                _refuse_clash(row, columns)
+            self.num_read += 1
+            self.seconds += perf_counter() - began
+            yield row
+            began = perf_counter()
+
+    def _check_names(self) -> None:
+        for row in self.window:
+            if row.error is not None and row.error.code == "reserved_column":
+                raise ConfigError(f"{self.options.input}: {row.error}; give --output-prefix to name the result columns otherwise")
+
+    def rows(self) -> Iterator[InputRow]:
+        """Every chosen row, parsed, in order; once."""
+        first, self.window = self.window, []  # handed over: what was run is not held any longer
+        return chain(_drained(first), self._rest)
+
+    def fraction_read(self) -> float:
+        """How far reading has come, 0 to 1."""
+        if self.whole:
+            return 1.0
+        count = self.num_rows
+        return min(1.0, self.num_read / count) if count else self.source.fraction_read()
+
+
+def _drained(rows: list[InputRow]) -> Iterator[InputRow]:
+    rows.reverse()
+    while rows:
+        yield rows.pop()
+
+
+def _refuse_clash(row: InputRow, columns: ResultColumns) -> None:
+    assert row.values is not None
+    name = next(name for name in columns.names if name in row.values)
+    row.error = InputError(f"{row.place}: the column {name!r} has the name of a result column", "reserved_column")
+    row.plain = False
+
+
+def _check_table(source: Source, columns: Columns, options: InputOptions, results: ResultColumns) -> None:
+    from batchinfer.io.parquet_source import ParquetSource, check_column_types
+
+    assert isinstance(source, ParquetSource)
+    types = source.column_types
+    openai = ["custom_id", "method", "url", "body"]
+    usable = [name for name in columns.candidates if name in types] or [name for name in openai if name in types]
+    if not usable and source.num_rows:
+        wanted = " or ".join(repr(name) for name in columns.candidates)
+        raise InputFileError(f"{options.input}: no column {wanted}; columns found: {', '.join(types)}; name one with --prompt-column")
+    try:
+        check_column_types(types, columns.prompt, columns.messages, columns.token_ids)
+    except InputFileError as error:
+        raise InputFileError(f"{options.input}: {error}") from None
+    for name in results.names:
+        if name in types:
+            raise ConfigError(
+                f"{options.input}: the column {name!r} has the name of a result column; give --output-prefix to name the result columns otherwise"
+            )
+    wanted_names = {*columns.candidates, *openai, PARAMS_COLUMN, *(PARAMETER_NAMES if options.row_params else ())}
+    source.use_columns([name for name in types if name in wanted_names or name == columns.id])
+
+
+@dataclass(slots=True)
+class JobRows:
+    """Rows on their way to the engine."""
+
+    stream: RowStream
+    preparer: RowPreparer
+    defaults: SamplingParams
+    chat: bool
+    notes: list[str]
+    parameter_columns: tuple[str, ...]
+    seconds: float = 0.0  # spent rendering and tokenising
+
+    def prepared(self, rows: Iterable[InputRow], seen: Callable[[InputRow], None] | None = None) -> Iterator[Request | Result]:
+        """A request or a failed result for each row, a batch at a time; `seen` hears of each row just before."""
+        for batch in batches(rows):
+            began = perf_counter()
+            made = self.preparer.prepare(batch)
+            if seen is not None:
+                for row in batch:
+                    seen(row)
+            self.seconds += perf_counter() - began
+            yield from made
+
+
+def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], date: datetime) -> JobRows:
+    """Settle how this model is asked: chat or raw, defaults, parameters; `ConfigError` for what cannot be."""
+    options, tokenizer = stream.options, model.tokenizer
+    if stream.shape == "openai":
+        raise InputFileError(f"{options.input}: OpenAI batch lines are not read by this version; write rows with prompt or messages")
+    columns = Columns.of(options)
+    chat = tokenizer.has_chat_template if options.chat is None else options.chat
+    if chat and not tokenizer.has_chat_template:
+        raise ConfigError("--chat: this model has no chat template; use --no-chat")
+    first = next((row.values for row in stream.window if row.values is not None), {})
+    if options.system_prompt is not None and not chat and first.get(columns.messages or "") is None:
+        raise ConfigError("--system-prompt needs a chat: prompts are used raw here, and have no place for it")
+    defaults, notes = job_defaults(dict(model.generation.defaults), sampling)
+    shape = PlainRows(columns, defaults, options.row_params, json_cells=stream.files.kind == "parquet")
+    found: dict[str, None] = {}
+    for row in stream.window:
+        if row.values is not None:
+            found.update(dict.fromkeys(shape.parameter_columns(row.values)))
+    rendering = Rendering(chat, options.system_prompt, date, model.max_model_len)
+    return JobRows(stream, RowPreparer(shape, tokenizer, rendering), defaults, chat, [*model.generation.notes, *notes], tuple(found))

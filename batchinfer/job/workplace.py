@@ -1,0 +1,151 @@
+"""What an earlier run left beside the output, and what that means for this one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from batchinfer.config import EngineConfig
+from batchinfer.core.request import SamplingParams
+from batchinfer.errors import OutputConflict, OutputError
+from batchinfer.io.manifest import Manifest, differences, normal, try_read_json, try_read_manifest
+from batchinfer.io.options import InputOptions, OutputOptions
+from batchinfer.io.places import Places
+from batchinfer.io.rows import Columns
+
+MAX_DIFFERENCES = 8
+SPARE_BYTES = 1 << 16
+
+
+class State(StrEnum):
+    """How a job begins."""
+
+    FRESH = "fresh"
+    RESUMED = "resumed"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """What makes two command lines the same job. `layout` shapes the output but no text."""
+
+    fingerprint: dict[str, Any]
+    layout: dict[str, Any]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """The model as the job uses it."""
+
+    fingerprint: str
+    max_model_len: int
+    chat: bool
+    defaults: SamplingParams
+
+
+def identity_of_job(
+    config: EngineConfig, options: InputOptions, output: OutputOptions, files: list[list[object]], model: AskedModel | None
+) -> dict[str, Any]:
+    """Everything that can change text, and only that; `model` None for a job without rows."""
+    record: dict[str, Any] = {
+        "input": {"files": files, "offset": options.offset, "limit": options.limit, "columns": asdict(Columns.of(options))},
+        "rendering": {"system_prompt": options.system_prompt},
+        "sampling": {"seed": config.seed, "row_params": options.row_params},
+        "engine": {name: getattr(config, name) for name in ("device", "dtype", "kv_cache_dtype", "quantization", "fake_model")},
+        "result": {"generated_token_ids": output.generated_token_ids},
+    }
+    if model is not None:
+        record["model"] = model.fingerprint
+        record["rendering"] |= {"chat": model.chat, "max_model_len": model.max_model_len}
+        record["sampling"] |= asdict(model.defaults)
+    return normal(record)
+
+
+def layout_of(output: OutputOptions) -> dict[str, Any]:
+    """What shapes the output file without changing any text."""
+    return normal({"keep_columns": output.keep_columns, "drop_columns": output.drop_columns, "prefix": output.prefix})
+
+
+def find_state(places: Places, identity: JobIdentity, output: OutputOptions, note: Callable[[str], None]) -> State:
+    """Decide between a fresh start, going on, and nothing to do; `OutputConflict` when what is there is another job's."""
+    if output.overwrite:
+        clear(places)
+        return State.FRESH
+    if not places.manifest.exists() and not places.partial.exists():
+        return _state_of_output(places, identity)
+    manifest = try_read_manifest(places.manifest)
+    if manifest is None:
+        raise OutputConflict(
+            f"{places.output}: unfinished results without a readable {places.manifest.name}; "
+            f"--overwrite starts afresh, and {places.partial.name} is lost"
+        )
+    changed = differences(manifest.fingerprint, identity.fingerprint)
+    if changed:
+        if not _holds_results(places.partial) and not places.output.exists():
+            clear(places)  # nothing was finished under the other settings
+            return State.FRESH
+        listed = "; ".join(changed[:MAX_DIFFERENCES]) + ("; ..." if len(changed) > MAX_DIFFERENCES else "")
+        raise OutputConflict(
+            f"{places.output}: an unfinished job with other settings is here: {listed}. "
+            "Run it with its own settings to go on, give another -o, or start afresh with --overwrite"
+        )
+    for change in differences(manifest.versions, identity.versions):
+        note(f"resumed with another version: {change}")
+    return State.RESUMED
+
+
+def _state_of_output(places: Places, identity: JobIdentity) -> State:
+    if not places.output.exists():
+        return State.FRESH
+    report = try_read_json(places.report) or {}
+    if report.get("fingerprint") == identity.fingerprint and report.get("layout") == identity.layout:
+        return State.COMPLETE
+    changed = differences(report["fingerprint"], identity.fingerprint) if isinstance(report.get("fingerprint"), dict) else []
+    why = f"is the result of another job ({'; '.join(changed[:MAX_DIFFERENCES])})" if changed else "exists already and is not this job's"
+    raise OutputConflict(f"{places.output} {why}; give another name with -o, or --overwrite to replace it")
+
+
+def _holds_results(partial: Path) -> bool:
+    try:
+        return partial.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def clear(places: Places) -> None:
+    """Remove what belongs to an earlier job, except its output: that is replaced when this job is done."""
+    for path in (places.partial, places.manifest, places.report):
+        path.unlink(missing_ok=True)
+
+
+def begin_manifest(places: Places, state: State, identity: JobIdentity) -> Manifest:
+    """The job's manifest: the one found when going on, else a new one, written at once."""
+    if state is State.RESUMED:
+        found = try_read_manifest(places.manifest)
+        assert found is not None
+        return found
+    manifest = Manifest(identity.fingerprint, identity.versions, datetime.now().astimezone())
+    manifest.write(places.manifest)
+    return manifest
+
+
+def frozen_date(places: Places, overwrite: bool) -> datetime:
+    """The date for templates that print one: the earlier run's where there is one, else now."""
+    found = None if overwrite else try_read_manifest(places.manifest)
+    return found.date if found is not None else datetime.now().astimezone()
+
+
+def check_space(folder: Path, needed: int, doing: str) -> None:
+    """Raise `OutputError` when the disk can certainly not hold what is coming."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + SPARE_BYTES:
+        raise OutputError(
+            f"No space left on {folder}: {doing} needs some {needed / 2**20:,.1f} MiB and {free / 2**20:,.1f} MiB are free; "
+            "free some and run the same command again, nothing finished is lost"
+        )
