@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import jinja2.ext
@@ -103,7 +103,7 @@ class GenerationTag(jinja2.ext.Extension):
 class _Bounds(NodeTransformer):
     """Puts the counting and measuring filters into a template's syntax tree."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+    def visit_For(self, node: nodes.For) -> nodes.Node:
         cost = _constant_characters(node.body)
         self.generic_visit(node)
         if node.recursive:  # the loop object walks deeper iterables by itself, so the body pays
@@ -112,27 +112,27 @@ class _Bounds(NodeTransformer):
             node.iter = _filter(node.iter, COUNTED, nodes.Const(cost))
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
         cost = _constant_characters(node.body)
         self.generic_visit(node)
         node.body.insert(0, _payment(cost))
         return node
 
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
         cost = _constant_characters(node.body)
         self.generic_visit(node.call)  # its arguments, but not the call itself: the statement needs a bare call
         node.body = [self.visit(item) for item in node.body]
         node.body.insert(0, _payment(cost))
         return node
 
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         return self._measure(node) if node.ctx == "load" else node
 
     def _measure(self, node: nodes.Expr) -> nodes.Node:
         self.generic_visit(node)
         return _filter(node, MEASURED)
 
-    visit_Concat = visit_Filter = visit_Call = visit_Add = visit_Mul = visit_Mod = visit_List = visit_Dict = _measure  # noqa: N815
+    visit_Concat = visit_Filter = visit_Call = visit_Add = visit_Mul = visit_Mod = visit_List = visit_Dict = _measure
 
 
 def _constant_characters(body: Iterable[nodes.Node]) -> int:
@@ -140,8 +140,8 @@ def _constant_characters(body: Iterable[nodes.Node]) -> int:
     return sum(len(data.data) for data in holder.find_all(nodes.TemplateData))
 
 
-def _filter(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+def _filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(cast(nodes.Expr, node), name, list(args), [], None, None, lineno=node.lineno)
 
 
 def _payment(cost: int) -> nodes.Node:

@@ -11,7 +11,7 @@ import jinja2
 
 from batchinfer.errors import InputError, ModelError
 from batchinfer.io.chat_sandbox import BUDGET, Budget, SandboxedTemplates, TemplateBoundError
-from batchinfer.weights.safetensors import open_file
+from batchinfer.weights.checkpoint import open_file
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 4 << 20

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -16,8 +18,9 @@ from batchinfer.weights.gguf import GgufHeader
 
 log = logging.getLogger(__name__)
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # token types; normal 1, unused 5 and byte 6 need nothing here
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # token types; 6, byte, needs nothing here
 PREFIX = "tokenizer.ggml."
+PADDING = re.compile(r"\[PAD\d+\]")
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -96,10 +99,24 @@ def read_tokens(header: GgufHeader) -> GgufTokens:
     if len(set(tokens)) != len(tokens):
         twice = next(token for index, token in enumerate(tokens) if token in tokens[:index])
         raise ModelError(f"{place}: token {twice!r} stands twice in the vocabulary; the file is damaged")
-    types = metadata.get(PREFIX + "token_type", [1] * len(tokens))
-    if not isinstance(types, list) or len(types) < len(tokens):
-        raise ModelError(f"{place}: {PREFIX}token_type does not match the vocabulary of {len(tokens):,} tokens")
-    return GgufTokens(place, str(model), tokens, types, metadata)
+    types = _numbers(place, metadata, "token_type", len(tokens)) if PREFIX + "token_type" in metadata else [NORMAL] * len(tokens)
+    return GgufTokens(place, str(model), tokens, [int(kind) for kind in types], metadata)
+
+
+def _numbers(place: str, metadata: Mapping[str, Any], key: str, count: int) -> list[float]:
+    """One number for each token."""
+    values = metadata.get(PREFIX + key)
+    if not isinstance(values, np.ndarray) or len(values) < count:
+        raise ModelError(f"{place}: {PREFIX}{key} does not match the vocabulary of {count:,} tokens")
+    return list(values[:count].tolist())
+
+
+def num_tokens(tokens: GgufTokens) -> int:
+    """Size of the vocabulary without the padding that converters add where a model's embedding has more rows."""
+    size = len(tokens.tokens)
+    while size > 1 and tokens.types[size - 1] == UNUSED and PADDING.fullmatch(tokens.tokens[size - 1]):
+        size -= 1
+    return size
 
 
 def build_tokenizer(tokens: GgufTokens) -> tokenizers.Tokenizer:
@@ -122,7 +139,9 @@ def build_tokenizer(tokens: GgufTokens) -> tokenizers.Tokenizer:
 def _byte_level_bpe(tokens: GgufTokens) -> tuple[tokenizers.Tokenizer, bool, int | None]:
     name = tokens.metadata.get(PREFIX + "pre", "default")
     if name not in PRE_TOKENIZERS:
-        raise UnsupportedModel(f"{tokens.place}: pre-tokenizer {name!r} is not supported by this version; supported: {', '.join(PRE_TOKENIZERS)}")
+        raise UnsupportedModel(
+            f"{tokens.place}: pre-tokenizer {name!r} is not supported by this version; supported: {', '.join(PRE_TOKENIZERS)}"
+        )
     if name == "default":
         log.warning("%s: does not say how its tokenizer cuts words; GPT-2's way is taken", tokens.place)
     pre = PRE_TOKENIZERS[name]
@@ -150,9 +169,7 @@ def _merges(tokens: GgufTokens) -> list[tuple[str, str]]:
 
 
 def _sentencepiece_bpe(tokens: GgufTokens) -> tuple[tokenizers.Tokenizer, bool, int | None]:
-    scores = tokens.metadata.get(PREFIX + "scores")
-    if not isinstance(scores, list) or len(scores) < len(tokens.tokens):
-        raise ModelError(f"{tokens.place}: {PREFIX}scores does not match the vocabulary of {len(tokens.tokens):,} tokens")
+    scores = _numbers(tokens.place, tokens.metadata, "scores", len(tokens.tokens))
     unknown = tokens.try_id("unknown", 0)
     tokenizer = _bpe(
         tokens,

@@ -33,9 +33,9 @@ def byte_alphabet() -> dict[str, int]:
 
 def token_bytes(tokens: Sequence[str | None], decoder: Any, place: str) -> TokenBytes:
     """The table for `tokens` under a `tokenizers` decoder; None entries are ids without a token."""
-    settings = json.loads(decoder.__getstate__()) if decoder is not None else None
-    steps = settings["decoders"] if settings and settings["type"] == "Sequence" else [settings]
-    kinds = [step["type"] if step else "none" for step in steps]
+    settings: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder is not None else {"type": "none"}
+    steps: list[dict[str, Any]] = settings["decoders"] if settings["type"] == "Sequence" else [settings]
+    kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return TokenBytes(_byte_level(tokens), False)
     if kinds == ["Metaspace"]:
@@ -43,7 +43,9 @@ def token_bytes(tokens: Sequence[str | None], decoder: Any, place: str) -> Token
         return TokenBytes(_replaced(tokens, step["replacement"], " ", False), step["prepend_scheme"] != "never")
     if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         return _sentencepiece(tokens, steps, place)
-    raise UnsupportedModel(f"{place}: tokenizer decoder {' + '.join(kinds)} is not supported by this version; supported: ByteLevel, Metaspace, ByteFallback")
+    raise UnsupportedModel(
+        f"{place}: tokenizer decoder {' + '.join(kinds)} is not supported by this version; supported: ByteLevel, Metaspace, ByteFallback"
+    )
 
 
 def _byte_level(tokens: Sequence[str | None]) -> list[bytes]:

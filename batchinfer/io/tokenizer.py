@@ -13,7 +13,7 @@ import tokenizers
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.errors import InputError, ModelError
 from batchinfer.io.chat_template import ChatTemplate, choose_template, folder_template
-from batchinfer.io.gguf_tokenizer import build_tokenizer, read_tokens
+from batchinfer.io.gguf_tokenizer import build_tokenizer, num_tokens, read_tokens
 from batchinfer.io.messages import clean_messages
 from batchinfer.io.shrinking import bytes_per_token
 from batchinfer.io.token_bytes import token_bytes
@@ -70,7 +70,9 @@ class Tokenizer:
         `date` is what `strftime_now` prints; None is today.
         """
         if self.template is None:
-            raise InputError("this model has no chat template, so messages cannot become a prompt; pass rows with `prompt` instead", "no_chat_template")
+            raise InputError(
+                "this model has no chat template, so messages cannot become a prompt; pass rows with `prompt` instead", "no_chat_template"
+            )
         return self.template.render(clean_messages(messages, "messages"), date, add_generation_prompt)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -129,20 +131,28 @@ def _from_gguf(path: Path) -> Tokenizer:
     header = read_gguf(path)
     tokens = read_tokens(header)
     backend = build_tokenizer(tokens)
-    ids = {"bos_token": tokens.try_id("bos"), "eos_token": tokens.try_id("eos"), "unk_token": tokens.try_id("unknown"), "pad_token": tokens.try_id("padding")}
+    ids = {
+        "bos_token": tokens.try_id("bos"),
+        "eos_token": tokens.try_id("eos"),
+        "unk_token": tokens.try_id("unknown"),
+        "pad_token": tokens.try_id("padding"),
+    }
     special = {name: tokens.tokens[index] for name, index in ids.items() if index is not None}
     source = choose_template(header.metadata.get("tokenizer.chat_template"), str(path))
     template = ChatTemplate(source, str(path), special) if source else None
-    return _finish(backend, gguf_eos_ids(header), template, str(path))
+    return _finish(backend, gguf_eos_ids(header), template, str(path), num_tokens(tokens))
 
 
-def _finish(backend: tokenizers.Tokenizer, eos_ids: Iterable[int], template: ChatTemplate | None, place: str) -> Tokenizer:
+def _finish(
+    backend: tokenizers.Tokenizer, eos_ids: Iterable[int], template: ChatTemplate | None, place: str, size: int | None = None
+) -> Tokenizer:
     by_token = backend.get_vocab(with_added_tokens=True)
     if not by_token:
         raise ModelError(f"{place}: the vocabulary is empty")
     tokens: list[str | None] = [None] * (max(by_token.values()) + 1)
     for token, index in by_token.items():
         tokens[index] = token
+    tokens = tokens[:size]
     table = token_bytes(tokens, backend.decoder, place)
     added = backend.get_added_tokens_decoder()
     special_ids = frozenset(index for index, token in added.items() if token.special)

@@ -111,7 +111,9 @@ def check_config(config: ModelConfig, place: Path) -> ModelConfig:
         raise ModelError(f"{place}: head_dim {config.head_dim} is odd; rotary embedding needs pairs")
     factors = config.rotary.freq_factors
     if factors is not None and (len(factors) != config.head_dim // 2 or not all(0 < f < 1e9 for f in factors)):
-        raise ModelError(f"{place}: {len(factors)} rotary frequency factors for a head of {config.head_dim}; expected {config.head_dim // 2} positive ones")
+        raise ModelError(
+            f"{place}: {len(factors)} rotary frequency factors for a head of {config.head_dim}; expected {config.head_dim // 2} positive ones"
+        )
     return config
 
 

@@ -59,11 +59,11 @@ def gguf_eos_ids(header: GgufHeader) -> tuple[int, ...]:
         ids += eos_list(metadata.get(key), header.path)
     template = metadata.get("tokenizer.chat_template")
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
-    if isinstance(template, str) and isinstance(tokens, list) and isinstance(types, list):
+    if isinstance(template, str) and isinstance(tokens, list) and types is not None:
         for name in GGUF_TURN_ENDS:
             if name in template and name in tokens:
                 index = tokens.index(name)
-                if types[index : index + 1] == [CONTROL]:
+                if list(types[index : index + 1]) == [CONTROL]:
                     ids.append(index)
     return tuple(dict.fromkeys(ids))
 

@@ -22,7 +22,14 @@ SIZES = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count", "attention.layer_norm_rms_epsilon")
+REQUIRED = (
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.layer_norm_rms_epsilon",
+)
 # Handled below, or without influence on the result.
 OTHER = {
     "vocab_size",
@@ -52,8 +59,10 @@ def hf_keys_of(header: GgufHeader, family: Family) -> dict[str, Any]:
         if key not in own:
             raise ModelError(f"{header.path}: metadata has no {prefix}{key}")
     for key, value in own.items():
-        if key not in SIZES and key not in OTHER and value not in (0, False, None, ""):
-            raise UnsupportedModel(f"{header.path}: metadata key {prefix}{key} ({str(value)[:60]}) is not known to this version and may change the result")
+        if key not in SIZES and key not in OTHER and not _is_off(value):
+            raise UnsupportedModel(
+                f"{header.path}: metadata key {prefix}{key} ({str(value)[:60]}) is not known to this version and may change the result"
+            )
     data = {name: _uniform(header, key, own[key]) for key, name in SIZES.items() if key in own}
     embedding = header.entries.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -74,12 +83,16 @@ def hf_keys_of(header: GgufHeader, family: Family) -> dict[str, Any]:
     return data
 
 
+def _is_off(value: Any) -> bool:
+    return not np.any(value) if isinstance(value, np.ndarray) else not value
+
+
 def _uniform(header: GgufHeader, key: str, value: Any) -> Any:
     """One number; a list (one per layer) must hold the same number throughout."""
-    if isinstance(value, list):
-        if not value or any(item != value[0] for item in value):
+    if isinstance(value, list | np.ndarray):
+        if len(value) == 0 or any(item != value[0] for item in value):
             raise UnsupportedModel(f"{header.path}: {key} differs from layer to layer; not supported by this version")
-        return value[0]
+        return value[0].item() if isinstance(value, np.ndarray) else value[0]
     return value
 
 
@@ -92,13 +105,17 @@ def _refuse(header: GgufHeader, own: dict[str, Any], head_dim: int) -> None:
     if own.get("nextn_predict_layers") or own.get("leading_dense_block_count"):
         raise UnsupportedModel(f"{where}: layers of more than one kind are not supported by this version")
     if own.get("rope.dimension_count", head_dim) != head_dim:
-        raise UnsupportedModel(f"{where}: rotary embedding over {own['rope.dimension_count']} of {head_dim} dimensions is not supported by this version")
+        raise UnsupportedModel(
+            f"{where}: rotary embedding over {own['rope.dimension_count']} of {head_dim} dimensions is not supported by this version"
+        )
     if own.get("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"{where}: values of another size than keys are not supported by this version")
     if own.get("rope.scaling.attn_factor", 1.0) not in (0.0, 1.0):
         raise UnsupportedModel(f"{where}: rope.scaling.attn_factor {own['rope.scaling.attn_factor']} is not supported by this version")
     if header.metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedModel(f"{where}: one part of a file split in {header.metadata['split.count']}; merge the parts (llama-gguf-split --merge)")
+        raise UnsupportedModel(
+            f"{where}: one part of a file split in {header.metadata['split.count']}; merge the parts (llama-gguf-split --merge)"
+        )
 
 
 def _linear_scaling(own: dict[str, Any]) -> dict[str, Any] | None:
@@ -117,7 +134,9 @@ def _freq_factors(header: GgufHeader) -> tuple[float, ...] | None:
     if entry is None:
         return None
     if entry.format != "F32" or len(entry.shape) != 1:
-        raise UnsupportedModel(f"{header.path}: rope_freqs.weight has type {entry.format} and shape {list(entry.shape)}; expected a vector of F32")
+        raise UnsupportedModel(
+            f"{header.path}: rope_freqs.weight has type {entry.format} and shape {list(entry.shape)}; expected a vector of F32"
+        )
     return tuple(float(x) for x in read_tensor(entry).data.view(np.float32))
 
 

@@ -84,11 +84,15 @@ def _check(checkpoint: Checkpoint, config: ModelConfig, sources: Mapping[str, So
     shapes, entries = config.tensor_shapes(), checkpoint.entries
     missing = [source.name for source in sources.values() if source.name not in entries]
     if missing:
-        raise WeightMismatch(f"{checkpoint.place}: {_list(missing, 'tensor')} missing; the checkpoint is incomplete, or config.json describes another model")
+        raise WeightMismatch(
+            f"{checkpoint.place}: {_list(missing, 'tensor')} missing; the checkpoint is incomplete, or config.json describes another model"
+        )
     for canonical, source in sources.items():
         entry = entries[source.name]
         if entry.shape != shapes[canonical]:
-            raise WeightMismatch(f"{entry.file}: tensor {entry.name} has shape {list(entry.shape)}; the configuration asks for {list(shapes[canonical])}")
+            raise WeightMismatch(
+                f"{entry.file}: tensor {entry.name} has shape {list(entry.shape)}; the configuration asks for {list(shapes[canonical])}"
+            )
         if not (can_dequantise(entry.format) if isinstance(checkpoint, GgufCheckpoint) else entry.format in DTYPES):
             raise UnsupportedModel(f"{entry.file}: tensor {entry.name} has type {entry.format}, which this version cannot read")
     wanted = {source.name for source in sources.values()}
@@ -98,7 +102,9 @@ def _check(checkpoint: Checkpoint, config: ModelConfig, sources: Mapping[str, So
         log.warning("%s: tensor %s is not used", entries[name].file, name)
     surplus = [name for name in surplus if name not in set(harmless) and name != "rope_freqs.weight"]
     if surplus:
-        raise WeightMismatch(f"{entries[surplus[0]].file}: {_list(surplus, 'tensor')} that the {config.family} architecture has no place for")
+        raise WeightMismatch(
+            f"{entries[surplus[0]].file}: {_list(surplus, 'tensor')} that the {config.family} architecture has no place for"
+        )
 
 
 def _is_harmless(name: str, config: ModelConfig) -> bool:

@@ -1,0 +1,1 @@
+"""Where models come from, and the files that hold their weights. No torch here."""

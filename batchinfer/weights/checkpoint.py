@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from batchinfer.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +61,25 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> RawTensor:
         """Read one tensor into memory of its own."""
+
+
+def open_file(path: Path) -> FileIO:
+    """Open for reading, unbuffered; a missing file or dangling link is a `ModelError` that says so."""
+    if not path.exists():
+        if path.is_symlink():
+            raise ModelError(f"{path}: missing file: the link points to {path.readlink()}, which does not exist; fetch the model again")
+        raise ModelError(f"{path}: missing file; the download may have been interrupted: fetch the model again")
+    try:
+        return path.open("rb", buffering=0)
+    except OSError as err:
+        raise ModelError(f"{path}: cannot be read: {err.strerror or err}") from err
+
+
+def fill(file: FileIO, data: NDArray[np.uint8], entry: TensorEntry) -> None:
+    """Read `data` full from the file's position; one read call stops at 2 GiB, so several may be needed."""
+    done = 0
+    while done < data.nbytes:
+        count = file.readinto(data[done:].data)
+        if not count:
+            raise ModelError(f"{entry.file}: ends inside tensor {entry.name}; the file changed or is truncated")
+        done += count

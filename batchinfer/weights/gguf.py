@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchinfer.errors import ModelError, UnsupportedModel
-from batchinfer.weights.checkpoint import RawTensor, TensorEntry
-from batchinfer.weights.safetensors import open_file
+from batchinfer.weights.checkpoint import RawTensor, TensorEntry, fill, open_file
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-MAX_HEADER_BYTES = 512 << 20  # vocabularies of a few hundred thousand tokens take some 20 MiB
+MAX_HEADER_BYTES = 256 << 20  # vocabularies of a few hundred thousand tokens take some 20 MiB
 MAX_DIMS = 4
 MAX_ARRAY_DEPTH = 4
 CHUNK_ELEMENTS = 1 << 22  # dequantised at a time: bounds the temporaries to some tens of MiB
@@ -75,7 +74,7 @@ def read_tensor(entry: TensorEntry) -> RawTensor:
         file.seek(entry.offset)
         if entry.format in PLAIN:
             data = np.empty(entry.num_bytes, np.uint8)
-            _fill(file, data, entry)
+            fill(file, data, entry)
             return RawTensor(entry.name, entry.shape, PLAIN[entry.format], data)
         return RawTensor(entry.name, entry.shape, "float32", _dequantise(file, entry))
 
@@ -93,17 +92,12 @@ def _dequantise(file: Any, entry: TensorEntry) -> NDArray[np.uint8]:
     buffer = np.empty((min(step, rows), row_bytes), np.uint8)
     for start in range(0, rows, step):
         part = buffer[: min(step, rows - start)]
-        _fill(file, part.reshape(-1), entry)
+        fill(file, part.reshape(-1), entry)
         try:
             out[start : start + len(part)] = quants.dequantize(part, kind)
         except NotImplementedError as err:
             raise UnsupportedModel(f"{entry.file}: tensor {entry.name} has type {entry.format}, which cannot be dequantised yet") from err
     return out.reshape(-1).view(np.uint8)
-
-
-def _fill(file: Any, data: NDArray[np.uint8], entry: TensorEntry) -> None:
-    if data.nbytes and file.readinto(memoryview(data)) != data.nbytes:
-        raise ModelError(f"{entry.file}: ends inside tensor {entry.name}; the file changed or is truncated")
 
 
 def can_dequantise(format_name: str) -> bool:
@@ -149,7 +143,9 @@ class _Cursor:
         """Make `count` bytes available from the current position, step over them, and return where they start."""
         start, end = self.pos, self.pos + count
         if end > self.size:
-            raise ModelError(f"{self.path}: header ends early: {what} would reach byte {end:,}, but the file has {self.size:,}; truncated or corrupt")
+            raise ModelError(
+                f"{self.path}: header ends early: {what} would reach byte {end:,}, but the file has {self.size:,}; truncated or corrupt"
+            )
         if end > MAX_HEADER_BYTES:
             raise ModelError(f"{self.path}: header is larger than {MAX_HEADER_BYTES:,} bytes ({what}); corrupt?")
         while end > len(self.data):
@@ -172,7 +168,7 @@ class _Cursor:
         return self.data[start : start + length].decode("utf-8", errors="replace")
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
-        """A metadata value of the stated type."""
+        """A metadata value of the stated type; arrays of numbers come as NumPy arrays, so that a long one stays small."""
         if kind == STRING:
             return self.string(what)
         if kind in SCALARS:
@@ -181,9 +177,9 @@ class _Cursor:
             raise ModelError(f"{self.path}: {what} has unknown metadata type {kind}; corrupt or of a newer format")
         inner, count = self.scalar("I", what), self.scalar("Q", what)
         if inner in SCALARS:
-            layout = LAYOUTS[SCALARS[inner]]
-            start = self.need(count * layout.size, what)
-            return list(struct.unpack_from(f"<{count}{SCALARS[inner]}", self.data, start))
+            dtype = np.dtype("<" + SCALARS[inner]) if SCALARS[inner] not in "?bB" else np.dtype(SCALARS[inner])
+            start = self.need(count * dtype.itemsize, what)
+            return np.frombuffer(self.data, dtype, count, start).copy()
         if count > self.size:  # every string or array takes bytes of its own
             raise ModelError(f"{self.path}: {what} states {count:,} items, more than the file has bytes; corrupt")
         if inner == STRING:
@@ -208,7 +204,9 @@ def _read_header(cursor: _Cursor) -> GgufHeader:
         raise UnsupportedModel(f"{path}: GGUF {detail} is not supported; little-endian versions {VERSIONS[0]} and {VERSIONS[1]} are")
     num_tensors, num_pairs = cursor.scalar("Q", "tensor count"), cursor.scalar("Q", "metadata count")
     if num_tensors * 24 > cursor.size or num_pairs * 13 > cursor.size:
-        raise ModelError(f"{path}: header states {num_tensors:,} tensors and {num_pairs:,} metadata keys, more than the file can hold; corrupt")
+        raise ModelError(
+            f"{path}: header states {num_tensors:,} tensors and {num_pairs:,} metadata keys, more than the file can hold; corrupt"
+        )
     metadata: dict[str, Any] = {}
     for _ in range(num_pairs):
         key = cursor.string("metadata key")

