@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -162,7 +162,7 @@ ALIASES = {"max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens"
 
 # Parameters of the field that this version cannot honour yet: a value that asks for nothing passes, others are the
 # row's error, by name.
-NOT_YET = {
+NOT_YET: dict[str, Callable[[Any], bool]] = {
     "n": lambda v: v == 1 and not isinstance(v, bool),
     "best_of": lambda v: v == 1 and not isinstance(v, bool),
     "repetition_penalty": lambda v: v == 1,
