@@ -30,7 +30,7 @@ HUB_PATTERNS = (
 )
 HUB_IGNORED = ("original/*", "onnx/*", "consolidated*", "*/*")
 FETCH_TIMEOUT_S = 3600
-WAY_OUT = "pass a folder or a .gguf file with --model, or put the model into the folder that BATCHINFER_MODELS names"
+WAY_OUT = "pass a folder or a .gguf file with --model, or put the model, under its name, into the folder that BATCHINFER_MODELS names"
 
 
 def models_cache() -> Path:

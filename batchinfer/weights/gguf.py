@@ -19,6 +19,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_HEADER_BYTES = 256 << 20  # vocabularies of a few hundred thousand tokens take some 20 MiB
+MAX_STRINGS = 4 << 20  # in one header; reading more would take longer than a user waits
 MAX_DIMS = 4
 MAX_ARRAY_DEPTH = 4
 CHUNK_ELEMENTS = 1 << 22  # dequantised at a time: bounds the temporaries to some tens of MiB
@@ -138,6 +139,7 @@ class _Cursor:
         self.file, self.path, self.size = file, path, size
         self.data = bytearray()
         self.pos = 0
+        self.strings = 0
 
     def need(self, count: int, what: str) -> int:
         """Make `count` bytes available from the current position, step over them, and return where they start."""
@@ -180,8 +182,9 @@ class _Cursor:
             dtype = np.dtype("<" + SCALARS[inner]) if SCALARS[inner] not in "?bB" else np.dtype(SCALARS[inner])
             start = self.need(count * dtype.itemsize, what)
             return np.frombuffer(self.data, dtype, count, start).copy()
-        if count > self.size:  # every string or array takes bytes of its own
-            raise ModelError(f"{self.path}: {what} states {count:,} items, more than the file has bytes; corrupt")
+        self.strings += count
+        if self.strings > MAX_STRINGS:
+            raise ModelError(f"{self.path}: {what} states {count:,} items; more than any vocabulary has; corrupt")
         if inner == STRING:
             return [self.string(what) for _ in range(count)]
         return [self.value(inner, what, depth + 1) for _ in range(count)]

@@ -88,11 +88,11 @@ def _try_local(name: str, path: Path) -> ModelFiles | None:
             return found
     if path.is_dir() and name not in read_aliases():  # a folder, but of no model
         return check_folder(name, path, None)
-    if path.suffix.lower() == ".gguf":
-        open_file(path).close()
+    if path.suffix.lower() == ".gguf" and path.is_symlink():
+        open_file(path).close()  # says where the dangling link points to
     if path.is_file():
         raise ModelError(f"{name}: not a model; --model takes {ACCEPTED}")
-    if not HUB_ID.fullmatch(name) and (os.sep in name or name.startswith(("~", "."))):
+    if not HUB_ID.fullmatch(name) and (os.sep in name or name.startswith(("~", ".")) or path.suffix.lower() == ".gguf"):
         raise ModelError(f"{name}: no such file or folder; --model takes {ACCEPTED}")
     return None
 
