@@ -87,6 +87,11 @@ class PartialFile:
         self._unsynced = False
         self._repair()
 
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._size
+
     def _repair(self) -> None:
         """Index what is there; cut a torn last line off; leave damaged lines out, so that their rows run again."""
         with open(os.dup(self._fd), "rb", buffering=1 << 20) as file:

@@ -110,6 +110,8 @@ class JobReport:
         """0 all rows fine, 3 some failed, 130 and 143 interrupted and resumable."""
         if self.interrupted:
             return 128 + self.interrupted
+        if self.already_complete:
+            return 0
         return 3 if self.rows_failed else 0
 
 

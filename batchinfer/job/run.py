@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
 from signal import SIGPIPE, Signals
@@ -20,9 +21,11 @@ from batchinfer.io.durable import write_whole
 from batchinfer.io.finish import finish
 from batchinfer.io.join import Join, KeptColumns
 from batchinfer.io.lock import OutputLock
+from batchinfer.io.manifest import try_read_json
 from batchinfer.io.options import InputOptions, OutputOptions
 from batchinfer.io.partial import PartialFile
 from batchinfer.io.places import Places, find_places, is_streamed
+from batchinfer.io.rebuild import rebuild_partial
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import ResultColumns
 from batchinfer.io.source import InputFiles, find_files, identity_of, open_source
@@ -122,24 +125,27 @@ class Job:
         columns = ResultColumns(asked.output.prefix, asked.output.generated_token_ids)
         stream = self.stream = RowStream.open(files, asked.input, columns)
         kept = _kept_columns(asked.output, stream)
-        model = None
+        model, date = None, frozen_date(places, asked.output)
         if stream.window:
             self.observer.note(f"model: {asked.config.model}")
             began = perf_counter()
             model = self.parts.open_model(asked.config)
-            self.rows = open_rows(stream, model, asked.sampling, frozen_date(places, asked.output.overwrite))
+            self.rows = open_rows(stream, model, asked.sampling, date)
             self.report.seconds.load += perf_counter() - began
             for text in self.rows.notes:
                 self.observer.note(text)
         identity = self._identity(identity_files, model)
         self.report.fingerprint = identity.fingerprint
         state = State.FRESH if self._streams else find_state(places, identity, asked.output, self.observer.note)
-        if state is State.COMPLETE and not self._begin_retry(places, stream, kept):
+        if state is State.COMPLETE and not self._has_failed_rows(places):
             return
         if not self._streams:
             if kept.all and not places.is_parquet and files.kind != "parquet" and asked.input.limit is None and not asked.input.offset:
                 check_space(places.output.parent, sum(path.stat().st_size for path in files.paths), "the output")
-            begin_manifest(places, state, identity)
+            begin_manifest(places, state, identity, date)
+            if state is State.COMPLETE:
+                rows = RowStream.open(files, asked.input, columns).rows()
+                rebuild_partial(rows, places.output, columns, places.partial)
         partial = self.partial = PartialFile(places.partial)
         self._say_found(partial)
         join = Join(open_source(files), partial, stream.start, stream.stop, columns, kept)
@@ -149,7 +155,7 @@ class Job:
             self._generate(model)
         else:
             self.report.message = f"{asked.input.input}: 0 rows found"
-        self._finish(join, places, identity)
+        self._finish(join, places, identity, date)
 
     # -- opening
 
@@ -183,10 +189,16 @@ class Job:
         fingerprint_record = identity_of_job(asked.config, asked.input, asked.output, files, asked_model)
         return JobIdentity(fingerprint_record, layout_of(asked.output), read_versions())
 
-    def _begin_retry(self, places: Places, stream: RowStream, kept: KeptColumns) -> bool:
-        """For a finished job: False, nothing is to do."""
-        self.report.already_complete = True
-        self.report.message = f"{places.output} is complete and nothing has changed; --overwrite would run it again"
+    def _has_failed_rows(self, places: Places) -> bool:
+        """For a finished job: whether there is anything to run again. False: the report says that it is complete."""
+        saved = try_read_json(places.report) or {}
+        if self.asked.output.retry_errors and saved.get("failed_positions"):
+            return True
+        report, rows = self.report, saved.get("rows", {})
+        report.already_complete = True
+        report.rows_total, report.rows_ok, report.rows_failed = (rows.get(name, 0) for name in ("total", "ok", "failed"))
+        way_out = "no row failed" if self.asked.output.retry_errors else "--overwrite runs it again"
+        report.message = f"{places.output} is complete and nothing has changed; {way_out}"
         return False
 
     def _say_found(self, partial: PartialFile) -> None:
@@ -316,7 +328,7 @@ class Job:
 
     # -- ending
 
-    def _finish(self, join: Join, places: Places, identity: JobIdentity) -> None:
+    def _finish(self, join: Join, places: Places, identity: JobIdentity, date: datetime) -> None:
         began = perf_counter()
         assert self.partial is not None
         if self.out is not None:
@@ -324,6 +336,8 @@ class Job:
             self.out.close()
         else:
             self.partial.sync()
+            if places.output.suffix != ".parquet":
+                check_space(places.output.parent, self.partial.size, "the output")
             finish(join, places.output)
         self.report.seconds.finish = perf_counter() - began
         self._total()
@@ -333,6 +347,7 @@ class Job:
             **self.parts.report_json(self.report),
             "fingerprint": identity.fingerprint,
             "layout": identity.layout,
+            "date": date.isoformat(),
             "failed_positions": self.report.failed_positions,
         }
         write_whole(places.report, json.dumps(record, indent=1, default=str).encode("utf-8", "backslashreplace"))

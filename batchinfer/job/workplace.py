@@ -56,7 +56,7 @@ def identity_of_job(
     record: dict[str, Any] = {
         "input": {"files": files, "offset": options.offset, "limit": options.limit, "columns": asdict(Columns.of(options))},
         "rendering": {"system_prompt": options.system_prompt},
-        "sampling": {"seed": config.seed, "row_params": options.row_params},
+        "sampling": {"job_seed": config.seed, "row_params": options.row_params},
         "engine": {name: getattr(config, name) for name in ("device", "dtype", "kv_cache_dtype", "quantization", "fake_model")},
         "result": {"generated_token_ids": output.generated_token_ids},
     }
@@ -77,7 +77,7 @@ def find_state(places: Places, identity: JobIdentity, output: OutputOptions, not
     if output.overwrite:
         clear(places)
         return State.FRESH
-    if not places.manifest.exists() and not places.partial.exists():
+    if not places.partial.exists() and (not places.manifest.exists() or places.output.exists()):
         return _state_of_output(places, identity)
     manifest = try_read_manifest(places.manifest)
     if manifest is None:
@@ -124,21 +124,24 @@ def clear(places: Places) -> None:
         path.unlink(missing_ok=True)
 
 
-def begin_manifest(places: Places, state: State, identity: JobIdentity) -> Manifest:
-    """The job's manifest: the one found when going on, else a new one, written at once."""
-    if state is State.RESUMED:
+def begin_manifest(places: Places, state: State, identity: JobIdentity, date: datetime) -> None:
+    """Put the job's manifest in place before its first result; one that is there stays."""
+    if state is not State.RESUMED:
+        Manifest(identity.fingerprint, identity.versions, date).write(places.manifest)
+
+
+def frozen_date(places: Places, output: OutputOptions) -> datetime:
+    """The date for templates that print one: that of the run which this one goes on with, else now."""
+    if not output.overwrite:
         found = try_read_manifest(places.manifest)
-        assert found is not None
-        return found
-    manifest = Manifest(identity.fingerprint, identity.versions, datetime.now().astimezone())
-    manifest.write(places.manifest)
-    return manifest
-
-
-def frozen_date(places: Places, overwrite: bool) -> datetime:
-    """The date for templates that print one: the earlier run's where there is one, else now."""
-    found = None if overwrite else try_read_manifest(places.manifest)
-    return found.date if found is not None else datetime.now().astimezone()
+        if found is not None:
+            return found.date
+        if output.retry_errors:
+            try:
+                return datetime.fromisoformat((try_read_json(places.report) or {})["date"])
+            except (KeyError, TypeError, ValueError):
+                pass
+    return datetime.now().astimezone()
 
 
 def check_space(folder: Path, needed: int, doing: str) -> None:

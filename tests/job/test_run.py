@@ -262,7 +262,9 @@ def test_parquet_messages_equal_jsonl_messages(tmp_path: Path, world: World) -> 
     write_jsonl(tmp_path / "in.jsonl", [{"messages": row} for row in rows])
     for name in ("in.parquet", "text.parquet", "in.jsonl"):
         world.run(tmp_path / name, tmp_path / f"{name}.out.jsonl")
-    outs = [[row["generated_text"] for row in read_jsonl(tmp_path / f"{name}.out.jsonl")] for name in ("in.parquet", "text.parquet", "in.jsonl")]
+    outs = [
+        [row["generated_text"] for row in read_jsonl(tmp_path / f"{name}.out.jsonl")] for name in ("in.parquet", "text.parquet", "in.jsonl")
+    ]
     assert outs[0] == outs[1] == outs[2]
     assert [text is None for text in outs[0]] == [False, False, True, True]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ class ByteTokenizer:
 
     vocabulary: Vocabulary = field(default_factory=lambda: BYTES)
     has_chat_template: bool = True
+    refuse: str | None = None  # conversations with this text cannot be rendered
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         try:
@@ -37,6 +39,8 @@ class ByteTokenizer:
     def render_chat(self, messages: list[dict[str, Any]], *, date: object = None, add_generation_prompt: bool = True) -> str:
         if not self.has_chat_template:
             raise InputError("no chat template", "no_chat_template")
+        if self.refuse is not None and any(self.refuse in message["content"] for message in messages):
+            raise InputError("the template refuses", "template_error")
         return "".join(f"{message['role']}:{message['content']}\n" for message in messages) + ">"
 
 
@@ -45,6 +49,7 @@ class World:
     """Settings of the fake model, and what a job did with it."""
 
     chat: bool = True
+    refuse: str | None = None
     max_model_len: int = 200
     max_num_seqs: int = 8
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -54,6 +59,7 @@ class World:
     notes: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
     rows_run: int = 0
+    step_seconds: float = 0.0
     stop_after: int | None = None  # raise after so many steps
     error: BaseException = field(default_factory=lambda: KeyError("power cut"))
     infos: list[Any] = field(default_factory=list)
@@ -63,7 +69,7 @@ class World:
         return JobParts(self._open, self._build, lambda model: self.fingerprint, lambda report: {"rows": {"total": report.rows_total}})
 
     def _open(self, config: EngineConfig) -> Any:
-        tokenizer = ByteTokenizer(has_chat_template=self.chat)
+        tokenizer = ByteTokenizer(has_chat_template=self.chat, refuse=self.refuse)
         length = config.max_model_len or self.max_model_len
         return SimpleNamespace(tokenizer=tokenizer, generation=SimpleNamespace(defaults=self.defaults, notes=()), max_model_len=length)
 
@@ -87,6 +93,7 @@ class World:
         self.snapshots.append(snapshot)
 
     def step(self, shape: Any) -> None:
+        time.sleep(self.step_seconds)
         if self.stop_after is not None:
             self.stop_after -= 1
             if self.stop_after < 0:
@@ -95,7 +102,9 @@ class World:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def run(self, source: Path | str, output: Path | str | None = None, sampling: dict[str, Any] | None = None, **options: Any) -> JobReport:
+    def run(
+        self, source: Path | str, output: Path | str | None = None, sampling: dict[str, Any] | None = None, **options: Any
+    ) -> JobReport:
         """A job with small answers; options go to whichever record knows them."""
         outputs = {name: options.pop(name) for name in list(options) if name in OutputOptions.__dataclass_fields__}
         inputs = {name: options.pop(name) for name in list(options) if name in InputOptions.__dataclass_fields__}

@@ -1,0 +1,56 @@
+"""A finished output taken back to a partial file, without its failed rows: so that these can run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from batchinfer.errors import OutputError
+from batchinfer.io.durable import written_whole
+from batchinfer.io.json_text import dump_json
+from batchinfer.io.partial import encode_line
+from batchinfer.io.record import InputRow
+from batchinfer.io.results import ERROR, ResultColumns
+
+
+def rebuild_partial(rows: Iterable[InputRow], output: Path, columns: ResultColumns, partial: Path) -> None:
+    """Write `partial` with the good rows of `output`; `rows` are the input's, parsed."""
+    stored = _stored_fields(output, columns)
+    with written_whole(partial) as file:
+        for row in rows:
+            fields = next(stored, None)
+            if fields is None:
+                raise OutputError(f"{output}: has fewer rows than its input; --overwrite runs it again")
+            if fields[ERROR] is None:
+                file.write(encode_line(row.position, row.digest(), row.plain, dump_json(fields)[1:-1]))
+    if next(stored, None) is not None:
+        raise OutputError(f"{output}: has more rows than its input; --overwrite runs it again")
+
+
+def _stored_fields(output: Path, columns: ResultColumns) -> Iterator[dict[str, Any]]:
+    names = dict(zip(columns.plain_names, columns.names, strict=True))
+    try:
+        for row in _table_rows(output, list(names.values())) if output.suffix.lower() == ".parquet" else _line_rows(output):
+            yield {plain: row[name] for plain, name in names.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise OutputError(f"{output}: is not as it was written ({error}); --overwrite runs the job again") from None
+
+
+def _line_rows(output: Path) -> Iterator[dict[str, Any]]:
+    with output.open("rb") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _table_rows(output: Path, names: list[str]) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(output) as file:
+            for batch in file.iter_batches(1024, columns=names):
+                yield from batch.to_pylist()
+    except pa.ArrowException as error:
+        raise ValueError(str(error).splitlines()[0]) from None

@@ -1,0 +1,152 @@
+"""Jobs in processes of their own, really killed, interrupted, piped away and run out of disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.job.world import World, leftovers, read_jsonl, write_jsonl
+
+ROWS = [{"id": i, "prompt": f"prompt {i}"} for i in range(120)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "in.jsonl", ROWS)
+
+
+@pytest.fixture
+def whole(tmp_path: Path, source: Path) -> bytes:
+    World().run(source, tmp_path / "whole.jsonl", {"max_tokens": 5}, chat=False)
+    return (tmp_path / "whole.jsonl").read_bytes()
+
+
+def start(*args: object, **options: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.job.child", *map(str, args)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def finished_rows(output: Path) -> int:
+    try:
+        return output.with_name(output.name + ".partial").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def wait_for_rows(process: subprocess.Popen[bytes], output: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while finished_rows(output) < count:
+        assert process.poll() is None, process.stderr.read()  # type: ignore[union-attr]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_killed_three_times(tmp_path: Path, source: Path, whole: bytes) -> None:
+    output = tmp_path / "out.jsonl"
+    for rows in (10, 40, 70):
+        process = start(source, output, 0.02)
+        wait_for_rows(process, output, rows)
+        process.kill()
+        process.wait()
+        assert not output.exists()
+    before = finished_rows(output)
+    process = start(source, output)
+    assert process.wait(60) == 0
+    assert output.read_bytes() == whole
+    assert before >= 70
+    assert leftovers(output) == []
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(tmp_path: Path, source: Path, whole: bytes, signum: int, code: int) -> None:
+    output = tmp_path / "out.jsonl"
+    process = start(source, output, 0.02)
+    wait_for_rows(process, output, 20)
+    process.send_signal(signum)
+    _, told = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert b"run the same command again" in told
+    assert b"Traceback" not in told
+    assert leftovers(output) == ["out.jsonl.manifest.json", "out.jsonl.partial"]
+    assert start(source, output).wait(60) == 0
+    assert output.read_bytes() == whole
+
+
+def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, source: Path, whole: bytes) -> None:
+    output = tmp_path / "out.jsonl"
+    process = start(source, output, 0, 9000)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"out.jsonl" in told
+    assert b"Traceback" not in told
+    assert not output.exists()
+    assert 0 < finished_rows(output) < 120
+    assert start(source, output).wait(60) == 0
+    assert output.read_bytes() == whole
+
+
+def test_stdout_streams_in_order(tmp_path: Path, source: Path, whole: bytes) -> None:
+    process = start(source, "-", stdout=subprocess.PIPE)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "whole.jsonl", "whole.jsonl.report.json"]
+
+
+def test_a_reader_that_goes_away(source: Path) -> None:
+    process = start(source, "-", 0.01, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    told = process.stderr.read()
+    assert process.wait(30) == 141
+    assert b"Traceback" not in told
+
+
+def test_a_device_that_is_full(source: Path) -> None:
+    process = start(source, "/dev/full")
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"/dev/full: No space left" in told
+
+
+def test_stdin_slowly(tmp_path: Path, source: Path, whole: bytes) -> None:
+    output = tmp_path / "out.jsonl"
+    process = start("-", output, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    data = source.read_bytes()
+    for at in range(0, len(data), 1000):
+        process.stdin.write(data[at : at + 1000])
+        process.stdin.flush()
+        time.sleep(0.01)
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert output.read_bytes() == whole
+    assert leftovers(output) == []
+
+
+def test_stdin_goes_on_after_a_kill(tmp_path: Path, source: Path, whole: bytes) -> None:
+    output = tmp_path / "out.jsonl"
+    with source.open("rb") as file:
+        process = start("-", output, 0.02, stdin=file)
+        wait_for_rows(process, output, 30)
+        process.kill()
+        process.wait()
+    with source.open("rb") as file:
+        process = start("-", output, stdin=file)
+        assert process.wait(60) == 0
+    assert output.read_bytes() == whole
+    with source.open("rb") as file:
+        process = start("-", output, stdin=file)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"complete" in told
+    assert len(read_jsonl(output)) == 120
