@@ -40,6 +40,8 @@ def run_command(args: list[str]) -> int:
     except BrokenPipeError:
         _silence(sys.stdout)
         return READER_GONE
+    except SystemExit as stop:  # rich leaves this way when the reader of its table has gone
+        return READER_GONE if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise

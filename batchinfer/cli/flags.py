@@ -200,7 +200,8 @@ class EngineFlags:
     """How the engine batches rows and keeps their KV; none of these changes what a row says."""
 
     max_num_seqs: Annotated[
-        int | None, _count("Engine", "--max-num-seqs", "--concurrency", text="Most rows in one batch; --concurrency is the same (else: chosen).")
+        int | None,
+        _count("Engine", "--max-num-seqs", "--concurrency", text="Most rows in one batch; --concurrency is the same (else: chosen)."),
     ] = None
     max_num_batched_tokens: Annotated[
         int | None, _count("Engine", "--max-num-batched-tokens", text="Most tokens in one step (else: chosen).")

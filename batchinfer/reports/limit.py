@@ -166,17 +166,16 @@ def machine_rates(dtype: str, device: str = "cpu") -> MachineRates:
 
 
 def gap_reasons(meter: LimitMeter, seconds: dict[str, float], recomputed: int, computed: int) -> list[str]:
-    """Plain sentences on what lies between a run and its limit, largest share of the wall time first."""
-    wall = max(seconds["wall"], 1e-9)
-    forward = seconds["prefill"] + seconds["decode"]
+    """Plain sentences on what lies between a run and its limit, the largest share of the run's time first."""
+    run = max(seconds["run"], 1e-9)
+    forward, sample, host = seconds["prefill"] + seconds["decode"], seconds["sample"], seconds["host"]
     shares = [
-        (max(0.0, forward - meter.least_seconds), "model steps slower than the limit (small operations, padding, memory stalls)"),
-        (seconds["start"] + seconds["load"], "start and loading the model"),
-        (seconds["sample"], "sampling"),
-        (seconds["io"], "reading, tokenising and writing"),
-        (seconds.get("host", 0.0), "scheduling and bookkeeping"),
+        (forward - meter.least_seconds, "model steps slower than the limit (small operations, padding, memory stalls)"),
+        (sample, "sampling"),
+        (host, "scheduling and bookkeeping"),
+        (run - forward - sample - host, "reading, tokenising and writing between steps"),
     ]
-    reasons = [f"{time_lost / wall:.0%} {what}" for time_lost, what in sorted(shares, reverse=True) if time_lost / wall >= 0.01]
+    reasons = [f"{time_lost / run:.0%} {what}" for time_lost, what in sorted(shares, reverse=True) if time_lost / run >= 0.01]
     if recomputed and computed:
         reasons.append(f"{recomputed / computed:.1%} of the tokens were computed again after preemptions")
     return reasons

@@ -61,7 +61,7 @@ class RowTally:
         if mark in self._ids:
             self.duplicate_ids += 1
             if len(self.first_duplicates) < POSITIONS_SHOWN:
-                self.first_duplicates.append(str(name))
+                self.first_duplicates.append(name[1])
         self._ids.add(mark)
 
     def count(self, prepared: Iterable[Request | Result]) -> None:

@@ -1,0 +1,212 @@
+"""`run`, `plan`, `bench` and `doctor` on a tiny model, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchinfer.reports.doctor import unusable_gpu
+from tests.cli.conftest import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+REPORT_KEYS = {
+    "rows", "tokens", "seconds", "throughput", "limit_fraction", "host_ms_per_step", "preemptions", "prefix_hit_rate",
+    "finish_reasons", "peak_rss_mb", "settings", "versions", "machine",
+}  # fmt: skip
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": i, "prompt": f"Say something about {i}.", "max_tokens": 4} for i in range(6)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"id": 5, "prompt": "twice", "temperature": "hot"}\nnot json\n')
+    return path
+
+
+def check_keys(document: dict[str, object]) -> None:
+    assert set(document) >= REPORT_KEYS
+    assert set(document["rows"]) >= {"total", "ok", "failed"}  # type: ignore[call-overload]
+    assert set(document["tokens"]) >= {"prompt", "cached_prompt", "output"}  # type: ignore[call-overload]
+    assert set(document["seconds"]) >= {"wall", "start", "load", "prefill", "decode", "sample", "io"}  # type: ignore[call-overload]
+    assert set(document["throughput"]) >= {"output_tokens_per_s", "total_tokens_per_s"}  # type: ignore[call-overload]
+
+
+def test_a_run_writes_results_a_report_and_a_verdict(cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    said = cli("run", prompts, "-m", tiny_folder, "-o", output, "--threads", "1")
+    assert said.code == 3
+    assert not said.out
+    assert said.err.endswith("6 succeeded, 2 failed\n")
+    assert "\x1b" not in said.err
+    for words in ("first prompt, as the model sees it", "first answer (row ", "physical limit", "temperature 0", "max_tokens, temperature"):
+        assert words in said.err
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["error"] is None for row in rows] == [True] * 6 + [False] * 2
+    report = json.loads(Path(f"{output}.report.json").read_text())
+    check_keys(report)
+    assert report["rows"] == {"total": 8, "ok": 6, "failed": 2, "clipped": 0}
+    assert report["tokens"]["output"] == 24
+    assert report["settings"]["threads"] == 1
+    assert report["limit_fraction"] > 0
+    assert report["error_codes"] == {"invalid_json": 1, "invalid_parameter": 1}
+
+
+def test_quiet_says_only_the_verdict(cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    said = cli("run", prompts, "-m", tiny_folder, "-o", tmp_path / "out.jsonl", "-q")
+    assert said.err == "6 succeeded, 2 failed\n"
+
+
+def test_settings_of_a_file_reach_the_job(cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "s.toml"
+    settings.write_text(
+        f"model = {str(tiny_folder)!r}\nlimit = 2\nmax-num-seqs = 3\n[sampling]\nmax-tokens = 2\nno-skip-special-tokens = true\n"
+    )
+    output = tmp_path / "out.jsonl"
+    assert cli("--config", settings, "run", prompts, "-o", output, "-q", "--no-row-params").code == 0
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["num_generated_tokens"] for row in rows] == [2, 2]
+    assert json.loads(Path(f"{output}.report.json").read_text())["settings"]["max_num_seqs"] == 3
+
+
+def test_stdout_holds_nothing_but_results_under_any_locale(prompts: Path, tiny_folder: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "batchinfer", "run", str(prompts), "-m", str(tiny_folder), "-o", "-", "--threads", "1"],
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG"))},
+            "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "FORCE_COLOR": "1",
+        },
+        capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert shown.returncode == 3
+    assert [json.loads(line)["id"] if b'"id"' in line else None for line in shown.stdout.splitlines()] == [0, 1, 2, 3, 4, 5, 5, None]
+    assert b"\x1b" not in shown.stderr
+
+
+def test_a_terminal_gets_the_panel(prompts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    """Under a pseudo-terminal the prompt and the answer are shown in boxes and the end report stands at the end."""
+    leader, follower = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "batchinfer",
+        "run",
+        str(prompts),
+        "-m",
+        str(tiny_folder),
+        "-o",
+        str(tmp_path / "o.jsonl"),
+        "--threads",
+        "1",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(command, stderr=follower, stdout=subprocess.DEVNULL, env=environment) as process:
+        os.close(follower)
+        shown = b""
+        while process.poll() is None or select.select([leader], [], [], 0)[0]:
+            if select.select([leader], [], [], 0.2)[0]:
+                try:
+                    shown += os.read(leader, 65536)
+                except OSError:  # the other side is closed
+                    break
+    os.close(leader)
+    text = shown.decode()
+    assert "first prompt, as the model sees it" in text
+    assert "╭─" in text
+    assert "6 succeeded, 2 failed" in text
+
+
+def test_plan_checks_rows_and_runs_nothing(cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    said = cli("plan", prompts, "-m", tiny_folder, "--json", tmp_path / "plan.json")
+    assert said.code == 3
+    assert said.err.endswith("6 rows can run, 2 cannot\n")
+    for words in ("first prompt, as the model sees it", "duplicate ids", "invalid_parameter: 1 row (6)", "KV pool", "at least"):
+        assert words in said.err
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["rows"] == {"total": 8, "ok": 6, "failed": 2, "clipped": 0}
+    assert found["duplicate_ids"] == {"count": 1, "first": ["5"]}
+    assert found["tokens"]["output_at_most"] == 24
+    assert found["fit"]["pool_tokens"] > 0
+    assert not list(tmp_path.glob("*.out.*"))
+    dry = cli("run", prompts, "-m", tiny_folder, "--dry-run")
+    assert dry.code == 3
+    assert dry.err.endswith("6 rows can run, 2 cannot\n")
+
+
+def test_plan_of_good_rows_exits_0(cli: Cli, prompts: Path, tiny_folder: Path) -> None:
+    assert cli("plan", prompts, "-m", tiny_folder, "--limit", "5", "-q").err == "5 rows can run, 0 cannot\n"
+
+
+def test_bench_reports_the_stable_keys(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    said = cli("bench", "-m", tiny_folder, "--rows", "6", "--concurrency", "4", "--threads", "1", "--json", tmp_path / "b.json")
+    assert said.code == 0, said.err
+    found = json.loads((tmp_path / "b.json").read_text())
+    check_keys(found)
+    assert found["rows"]["ok"] == 6
+    assert found["settings"]["max_num_seqs"] == 4
+    assert set(found["itl_ms"]) == {"p50", "p90", "p99"}
+    assert "physical limit" in said.err
+
+
+def test_bench_runs_a_workload_file(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    path.write_text(
+        '{"id": "a", "prompt_token_ids": [1, 2, 3], "prompt": "ignored", "max_tokens": 3, "ignore_eos": true}\n'
+        '{"id": "b", "system": "Be short.", "prompt": "Hello", "max_tokens": 5, "ignore_eos": true}\n'
+    )
+    said = cli("bench", "-m", tiny_folder, "--workload", path, "--json", "-", "--threads", "1")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["tokens"]["output"] == 8
+
+
+def test_bench_names_a_bad_workload_row(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    path.write_text('{"prompt_token_ids": [1]}\n{"text": "x"}\n')
+    said = cli("bench", "-m", tiny_folder, "--workload", path)
+    assert said.code == 2
+    assert "line 2: needs prompt_token_ids" in said.err
+
+
+def test_host_cost_is_printed_and_scaled(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    args = ("-m", tiny_folder, "--fake-model", "--max-model-len", "512", "--json", tmp_path / "h.json")
+    assert cli("bench", *args, "--concurrency", "8").code == 2
+    model = write_long_context(tiny_folder, tmp_path / "long")
+    said = cli("bench", "-m", model, "--fake-model", "--concurrency", "64", "--json", tmp_path / "h.json")
+    assert said.code == 0, said.err
+    cost = json.loads((tmp_path / "h.json").read_text())["host_cost"]
+    assert cost["concurrency"] == 64
+    assert cost["pool_full"]
+    assert cost["preemptions"] == 0
+    assert 0 < cost["pure_decode_ms"] < cost["steady_ms"]
+    assert "target" in said.err
+
+
+def write_long_context(tiny_folder: Path, folder: Path) -> Path:
+    """The tiny model with a context that the churn mix fits in; its weights are never read."""
+    folder.mkdir()
+    for path in tiny_folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    return folder
+
+
+def test_doctor_looks_everywhere(cli: Cli) -> None:
+    said = cli("doctor", "--threads", "1")
+    assert said.code == 0
+    for words in ("machine", "versions", "devices", "kernels, bf16", "kernels, float32", "caches", "self-test", "memory", "torch"):
+        assert words in said.out
+
+
+def test_a_gpu_that_torch_was_not_built_for_is_told_from_one_that_works() -> None:
+    built_for = ["sm_75", "sm_80", "sm_90", "compute_90"]
+    assert unusable_gpu("sm_89", built_for) is None  # runs the kernels of sm_80
+    assert unusable_gpu("sm_120", built_for) is None  # compiled from compute_90
+    assert "sm_61" in (unusable_gpu("sm_61", built_for) or "")

@@ -1,0 +1,71 @@
+"""`--config FILE`: keys are long flag names, unknown ones are refused, the command line wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchinfer.cli.flags import parse_count, parse_size
+from batchinfer.cli.settings_file import read_settings
+from tests.cli.conftest import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def refused(cli: Cli, tmp_path: Path, text: str, *flags: str) -> str:
+    """What `run` says about a settings file; the input does not exist, so a good file fails there."""
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+    said = cli("run", "missing.jsonl", "--config", str(path), *flags)
+    assert said.code in (1, 2)
+    assert len(said.err.strip().splitlines()) == 1
+    return said.err
+
+
+def test_unknown_keys_are_refused_by_name_with_the_nearest(cli: Cli, tmp_path: Path) -> None:
+    said = refused(cli, tmp_path, "temprature = 0.5\n")
+    assert "unknown key 'temprature'" in said
+    assert "'temperature'" in said
+
+
+def test_values_are_checked_as_the_flags_are(cli: Cli, tmp_path: Path) -> None:
+    assert "--block-size 3: must be one of" in refused(cli, tmp_path, "block-size = 3\n")
+    assert "is not a whole number" in refused(cli, tmp_path, "max-tokens = 'many'\n")
+    assert "must be true or false" in refused(cli, tmp_path, "strict = 1\n")
+    assert "not true or false" in refused(cli, tmp_path, "seed = true\n")
+
+
+def test_the_command_line_wins(cli: Cli, tmp_path: Path) -> None:
+    assert "--block-size 5:" in refused(cli, tmp_path, "block-size = 3\n", "--block-size", "5")
+    assert "no such file" in refused(cli, tmp_path, "block-size = 3\n", "--block-size", "16")
+
+
+def test_negative_forms_lists_and_tables(cli: Cli, tmp_path: Path) -> None:
+    good = 'no-prefix-caching = true\nstop = ["a", "b"]\nstop-token-ids = [1, 2]\nkv-cache-memory = "64MiB"\n[engine]\nmax_num_seqs = 4\n'
+    assert "no such file" in refused(cli, tmp_path, good)
+    assert "stands there twice" in refused(cli, tmp_path, "seed = 1\n[sampling]\nseed = 2\n")
+    assert "one level deep" in refused(cli, tmp_path, "[a.b]\nseed = 2\n")
+
+
+def test_files_that_cannot_be_read(cli: Cli, tmp_path: Path) -> None:
+    assert "not valid TOML" in refused(cli, tmp_path, "a = = b\n")
+    said = cli("run", "x.jsonl", "--config", str(tmp_path / "nowhere.toml"))
+    assert (said.code, "No such file" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
+def test_shipped_settings_files_work(cli: Cli, path: Path) -> None:
+    if path.name == "models.toml":
+        pytest.skip("names of models, not settings")
+    assert read_settings(path)
+    assert "no such file" in cli("run", "missing.jsonl", "--config", str(path)).err
+
+
+def test_sizes_and_counts() -> None:
+    assert parse_size("512") == 512
+    assert parse_size("1.5GiB") == 3 * 2**29
+    assert parse_size("800 MB") == 800_000_000
+    assert parse_size("10TB") == 10**13
+    assert parse_size("2g") == 2_000_000_000
+    assert [parse_count(text) for text in ("7", "1e6", "1_000", "2,000", "-1")] == [7, 1_000_000, 1000, 2000, -1]
