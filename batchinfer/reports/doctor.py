@@ -84,9 +84,9 @@ def _devices(findings: Findings, threads: int | None) -> None:
         findings.problems.append(f"torch cannot be imported ({error}): no model can run")
         findings.fatal = True
         return
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     section.add(
-        "cpu",
-        f"{torch.get_num_threads()} threads by default, {torch.backends.cpu.get_cpu_capability()}, oneDNN {_yes(torch.backends.mkldnn.is_available())}",
+        "cpu", f"{torch.get_num_threads()} threads by default, {torch.backends.cpu.get_cpu_capability()}, oneDNN {_yes(has_onednn)}"
     )
     usable = torch.cuda.is_available()
     for index in range(torch.cuda.device_count() if usable else 0):

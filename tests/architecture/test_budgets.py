@@ -1,0 +1,132 @@
+"""What the style guide asks of every file, checked: imports, sizes, names, docstrings, settings that are read."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from batchinfer.config import EngineConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "batchinfer"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+MAX_FILE_LINES = 400
+MAX_CLASS_LINES = 250
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 6
+GUARDED = {"engine.py": 280, "core/scheduler.py": 230, "runtime/runner.py": 100}  # raising one is a change of its own
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+COMMANDS = PACKAGE / "cli"  # command functions only gather options: exempt from the function limits
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def lines_of(node: Function | ast.ClassDef) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+def parameters_of(node: Function) -> int:
+    given = node.args
+    count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) + bool(given.vararg) + bool(given.kwarg)
+    first = (given.posonlyargs + given.args)[:1]
+    return count - (bool(first) and first[0].arg in ("self", "cls"))
+
+
+def is_command(path: Path, node: Function) -> bool:
+    if COMMANDS not in path.parents:
+        return False
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    return any("gathers_flags" in text or ".command" in text or ".callback" in text for text in decorators)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_sizes(path: Path) -> None:
+    tree = tree_of(path)
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    found = [f"{lines} lines"] if lines > GUARDED.get(name_of(path), MAX_FILE_LINES) else []
+    found += [
+        f"class {n.name}: {lines_of(n)} lines" for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and lines_of(n) > MAX_CLASS_LINES
+    ]
+    for node in functions(tree):
+        if is_command(path, node):
+            continue
+        if lines_of(node) > MAX_FUNCTION_LINES:
+            found.append(f"{node.name}: {lines_of(node)} lines")
+        if parameters_of(node) > MAX_PARAMETERS:
+            found.append(f"{node.name}: {parameters_of(node)} parameters")
+    assert not found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_public_names_have_docstrings(path: Path) -> None:
+    tree = tree_of(path)
+    found = [] if ast.get_docstring(tree) or not tree.body else ["the module"]
+    for node in tree.body:
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+            found.append(node.name)
+    assert not found
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    places = [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+    assert not [path for path in places if path.stem in FORBIDDEN_NAMES]
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES if path.name != "config.py" and COMMANDS not in path.parents)
+    unread = [f.name for f in fields(EngineConfig) if not re.search(rf"\bconfig\.{f.name}\b|\bgetattr\(config, name\)", text)]
+    assert not unread
+
+
+def test_the_control_plane_and_the_files_do_not_import_torch() -> None:
+    """Imported for real, in a fresh interpreter: what a module imports inside others counts too."""
+    script = (
+        "import importlib, pkgutil, sys\n"
+        "for package in ('batchinfer.core', 'batchinfer.io', 'batchinfer.job'):\n"
+        "    root = importlib.import_module(package)\n"
+        "    for module in pkgutil.walk_packages(root.__path__, package + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert shown.stdout.split() == ["False", "False"]
+
+
+def test_import_contracts_hold() -> None:
+    from importlinter.cli import lint_imports
+
+    held = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert held == 0
+
+
+def test_constraints_pin_every_dependency() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = {re.split(r"[<>=!~\[ ]", text)[0].lower().replace("_", "-") for text in wanted}
+    assert names <= pinned

@@ -1,0 +1,82 @@
+"""Every example runs, stays short, and the two prompt files hold the same rows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow.parquet as pq
+import pytest
+
+from batchinfer.__main__ import run_command
+from tests.oracle.tiny_models import write_tiny
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+MAX_LINES = 40
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_examples_are_short_and_tested_here(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+    assert f'"{path.stem}"' in Path(__file__).read_text()
+
+
+@pytest.mark.model
+def test_generate() -> None:
+    texts = load("generate").main()
+    assert "Paris" in texts[0]
+
+
+@pytest.mark.model
+def test_chat() -> None:
+    texts = load("chat").main()
+    assert "Rome" in texts[0]
+    assert all(texts)
+
+
+@pytest.mark.model
+def test_engine_steps() -> None:
+    texts = load("engine_steps").main()
+    assert sorted(texts) == [0, 1, 2]
+    assert "four" in texts[0]
+
+
+def test_show_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    model, output = write_tiny(tmp_path / "m", "llama3.2"), tmp_path / "out.jsonl"
+    code = run_command(
+        ["run", str(EXAMPLES / "prompts.jsonl"), "-m", str(model), "-o", str(output), "-q", "--max-tokens", "4", "--fake-model"]
+    )
+    assert code == 3  # the long ones do not fit the tiny model's context
+    monkeypatch.setattr(sys, "argv", ["show_answers.py", str(output), "21"])
+    load("show_answers").main()
+    shown = capsys.readouterr().out
+    assert "[question-1] What is the capital of France?" in shown
+    assert "(too_long: " in shown
+
+
+def test_the_two_prompt_files_hold_the_same_rows() -> None:
+    rows = [json.loads(line) for line in (EXAMPLES / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
+    table = [{k: v for k, v in row.items() if v is not None} for row in pq.read_table(EXAMPLES / "prompts.parquet").to_pylist()]
+    assert len(rows) == 40
+    assert table == rows
+    assert len({row["id"] for row in rows}) == 40
+
+
+@pytest.mark.model
+def test_every_prompt_can_run_on_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("prompts.jsonl", "prompts.parquet"):
+        assert run_command(["plan", str(EXAMPLES / name), "-q"]) == 0
+        assert capsys.readouterr().err == "40 rows can run, 0 cannot\n"
