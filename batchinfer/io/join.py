@@ -43,6 +43,8 @@ class Join:
     stop: int | None
     columns: ResultColumns
     kept: KeptColumns
+    openai: bool = False  # rows and results are lines of OpenAI's batch format
+    model: str = ""  # named in these
 
     def result_of(self, position: int) -> PartialRow:
         """The row's stored result."""

@@ -8,12 +8,16 @@ from typing import Any
 from batchinfer.io.join import RAW_COLUMN, Join
 from batchinfer.io.json_rows import raw_text
 from batchinfer.io.json_text import dump_json, encode_json
+from batchinfer.io.openai_out import response_lines
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
 
 
 def output_lines(join: Join) -> Iterator[bytes]:
     """Yield one complete line for each row, in input order."""
+    if join.openai:
+        yield from (line for line, _ in response_lines(join))
+        return
     if join.source.kind == "parquet":
         yield from _table_lines(join)
         return

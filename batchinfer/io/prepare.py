@@ -29,6 +29,9 @@ class TextTokenizer(Protocol):
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> Sequence[Sequence[int]]:
         """Token ids of each text."""
 
+    def min_tokens_of(self, text: str) -> int:
+        """A number of tokens that the text is sure to reach, found without tokenising it."""
+
     def render_chat(self, messages: list[dict[str, Any]], *, date: datetime | None = None, add_generation_prompt: bool = True) -> str:
         """The messages as the model's chat template writes them."""
 
@@ -68,7 +71,6 @@ class RowPreparer:
         self._shape = shape
         self._tokenizer = tokenizer
         self._rendering = rendering
-        self._bytes_per_token = max(map(len, tokenizer.vocabulary.token_bytes), default=1) or 1
         self.first_text: str | None = None
 
     def prepare(self, rows: list[InputRow]) -> list[Request | Result]:
@@ -103,7 +105,7 @@ class RowPreparer:
     def _rendered(self, index: int, row: InputRow, ask: Ask) -> _Pending:
         rendering = self._rendering
         messages = ask.messages
-        if messages is None and rendering.chat:
+        if messages is None and rendering.chat and not ask.raw:
             messages = [{"role": "user", "content": ask.prompt}]
         if messages is None:
             text = ask.prompt
@@ -112,26 +114,22 @@ class RowPreparer:
                 messages = [{"role": "system", "content": rendering.system_prompt}, *messages]
             text = self._tokenizer.render_chat(messages, date=rendering.date)
         assert text is not None
-        if len(text) > rendering.max_model_len:  # cheap to ask, and only then worth asking
-            self._refuse_hopeless(text)
+        if len(text) > rendering.max_model_len:  # megabytes that cannot fit however they are cut are not tokenised
+            at_least = self._tokenizer.min_tokens_of(text)
+            if at_least >= rendering.max_model_len:
+                raise _too_long(f"at least {at_least:,}", rendering.max_model_len)
         if self.first_text is None:
             self.first_text = text
         return _Pending(index, row, ask.params, text, raw_prompt=messages is None)
-
-    def _refuse_hopeless(self, text: str) -> None:
-        """Refuse a text that cannot fit however it is tokenised, before megabytes of it are tokenised."""
-        at_least = -(-len(text.encode("utf-8", "replace")) // self._bytes_per_token)
-        if at_least >= self._rendering.max_model_len:
-            raise _too_long(f"at least {at_least:,}", self._rendering.max_model_len)
 
     def _encode(self, items: list[_Pending], add_special_tokens: bool) -> list[Sequence[int] | InputError]:
         if not items:
             return []
         try:
             return list(self._tokenizer.encode_batch([item.text for item in items], add_special_tokens))
-        except Exception:  # one text spoils the batch: find out which
+        except InputError as error:  # one text spoils the batch: find out which
             if len(items) == 1:
-                return [_untokenisable(items[0].text)]
+                return [error]
             half = len(items) // 2
             return self._encode(items[:half], add_special_tokens) + self._encode(items[half:], add_special_tokens)
 
@@ -143,20 +141,12 @@ class RowPreparer:
             raise _too_long(f"{len(ids):,}", limit)
         highest = int(ids.max())
         if highest >= size:
-            raise InputError(f"token id {highest} is beyond the vocabulary of {size:,} tokens", "invalid_token_ids")
+            raise InputError(f"token id {highest} is beyond the vocabulary of {size:,} tokens", "invalid_token_id")
         return Request(row.position, ids, params)
 
 
 def _too_long(tokens: str, limit: int) -> InputError:
     return InputError(f"the prompt is {tokens} tokens long; max_model_len is {limit:,}, answer included", "too_long")
-
-
-def _untokenisable(text: str) -> InputError:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return InputError(f"the prompt holds half of a surrogate pair at character {error.start + 1}", "invalid_unicode")
-    return InputError("the prompt cannot be tokenised", "invalid_prompt")
 
 
 def _failed(row: InputRow, error: InputError) -> Result:

@@ -10,6 +10,7 @@ from typing import Any
 from batchinfer.errors import OutputError
 from batchinfer.io.durable import written_whole
 from batchinfer.io.json_text import dump_json
+from batchinfer.io.openai_out import line_id
 from batchinfer.io.partial import encode_line
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import ERROR, ResultColumns
@@ -27,6 +28,34 @@ def rebuild_partial(rows: Iterable[InputRow], output: Path, columns: ResultColum
                 file.write(encode_line(row.position, row.digest(), row.plain, dump_json(fields)[1:-1]))
     if next(stored, None) is not None:
         raise OutputError(f"{output}: has more rows than its input; --overwrite runs it again")
+
+
+def rebuild_openai_partial(rows: Iterable[InputRow], output: Path, partial: Path) -> None:
+    """The same for a file of OpenAI response lines, which holds good rows only; their ids say which row is whose."""
+    answers = _answers(output)
+    answer = next(answers, None)
+    with written_whole(partial) as file:
+        for row in rows:
+            digest = row.digest()
+            if answer is None or answer[0] != line_id(row.position, digest):
+                continue
+            file.write(encode_line(row.position, digest, row.plain, dump_json(answer[1])[1:-1]))
+            answer = next(answers, None)
+    if answer is not None:
+        raise OutputError(f"{output}: holds an answer to a line that the input does not have; --overwrite runs the job again")
+
+
+def _answers(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        for line in _line_rows(output):
+            body = line["response"]["body"]
+            choice = body["choices"][0]
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            usage = body["usage"]
+            values = (text, choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"], None)
+            yield line["id"], dict(zip(ResultColumns().plain_names, values, strict=True))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise OutputError(f"{output}: is not as it was written ({error}); --overwrite runs the job again") from None
 
 
 def _stored_fields(output: Path, columns: ResultColumns) -> Iterator[dict[str, Any]]:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from batchinfer.core.request import PARAMETER_NAMES, SamplingParams
-from batchinfer.errors import ConfigError, InputError, InputFileError
+from batchinfer.errors import InputError, InputFileError
 from batchinfer.io.messages import clean_messages
 from batchinfer.io.options import InputOptions
+from batchinfer.io.params import ParamReader
 from batchinfer.io.record import InputRow
 
 PARAMS_COLUMN = "sampling_params"
-KEPT_PARAMS = 4096  # distinct parameter sets remembered
 NO_PROMPT = "no_prompt"
 
 
@@ -49,6 +49,7 @@ class Ask:
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     token_ids: np.ndarray | None = None
+    raw: bool = False  # the prompt is never wrapped into a chat
 
 
 def looks_like_openai(values: dict[str, Any]) -> bool:
@@ -84,10 +85,9 @@ class PlainRows:
 
     def __init__(self, columns: Columns, defaults: SamplingParams, row_params: bool = True, json_cells: bool = False) -> None:
         self._columns = columns
-        self._defaults = defaults
+        self._params = ParamReader(defaults)
         self._row_params = row_params
         self._json_cells = json_cells  # table cells may hold lists as JSON text
-        self._seen: dict[tuple[Any, ...], SamplingParams] = {}
         self._no_parameters = frozenset(columns.candidates) | {columns.id}  # a prompt column may be called `stop`
 
     def read(self, values: dict[str, Any]) -> Ask:
@@ -102,7 +102,7 @@ class PlainRows:
             other = columns.prompt if prompt is not None else columns.token_ids
             raise InputError(f"both {other} and {columns.messages} are given; a row has one of them", "ambiguous_prompt")
         if ids is not None:
-            return Ask(self.params(values), token_ids=_token_ids(ids, columns.token_ids))
+            return Ask(self.params(values), token_ids=token_ids(ids, columns.token_ids))
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise InputError(f"{columns.prompt} must be a string, got {type(prompt).__name__}", "invalid_prompt")
@@ -127,28 +127,16 @@ class PlainRows:
     def params(self, values: dict[str, Any]) -> SamplingParams:
         """The row's parameters over the job's; a column of its own wins over the same name in `sampling_params`."""
         if not self._row_params:
-            return self._defaults
+            return self._params.defaults
         given = {
             name: value
             for name, value in values.items()
             if value is not None and name in PARAMETER_NAMES and name not in self._no_parameters
         }
         inside = values.get(PARAMS_COLUMN)
-        if inside is None and not given:
-            return self._defaults
         if inside is not None:
             given = {**self._inside(inside), **given}
-        try:
-            key = (*given, *given.values(), *map(type, given.values()))
-            known = self._seen.get(key)
-        except TypeError:  # a list or an object among them: not remembered
-            return self._defaults.updated(given)
-        if known is None:
-            known = self._defaults.updated(given)
-            if len(self._seen) >= KEPT_PARAMS:
-                self._seen.clear()
-            self._seen[key] = known
-        return known
+        return self._params.read(given)
 
     def _inside(self, inside: Any) -> dict[str, Any]:
         if self._json_cells:
@@ -169,26 +157,13 @@ def _from_json(value: Any, name: str) -> Any:
         ) from None
 
 
-def _token_ids(ids: Any, name: str | None) -> np.ndarray:
+def token_ids(ids: Any, name: str | None) -> np.ndarray:
+    """A prompt given as token ids, or `InputError`."""
     if not isinstance(ids, list | tuple) or not all(type(item) is int for item in ids):
-        raise InputError(f"{name} must be a list of integers", "invalid_token_ids")
+        raise InputError(f"{name} must be a list of integers", "invalid_token_id")
     if not ids:
         raise InputError(f"{name} is empty", "empty_prompt")
     low, high = min(ids), max(ids)
     if low < 0 or high >= 2**31:
-        raise InputError(f"{name} holds {low if low < 0 else high}; ids are from 0 to the vocabulary's size", "invalid_token_ids")
+        raise InputError(f"{name} holds {low if low < 0 else high}; ids are from 0 to the vocabulary's size", "invalid_token_id")
     return np.array(ids, dtype=np.int32)
-
-
-def job_defaults(generation: dict[str, Any], given: dict[str, Any]) -> tuple[SamplingParams, list[str]]:
-    """What a row without parameters gets, and what of `generation_config.json` this version cannot honour."""
-    params, notes = SamplingParams(), []
-    for name, value in generation.items():
-        try:
-            params = params.updated({name: value})
-        except InputError as error:
-            notes.append(f"generation_config.json: {error}; left out")
-    try:
-        return params.updated(given), notes
-    except InputError as error:
-        raise ConfigError(f"sampling settings: {error}") from None

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from batchinfer.core.request import PARAMETER_NAMES, Request, Result, SamplingParams
 from batchinfer.errors import ConfigError, InputError, InputFileError
 from batchinfer.io.join import has_clash
+from batchinfer.io.openai_rows import OpenAIRows, other_models
 from batchinfer.io.options import InputOptions
+from batchinfer.io.params import OPENAI_BASE, PLAIN_BASE, job_defaults
 from batchinfer.io.prepare import Rendering, RowPreparer, batches
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import ResultColumns
-from batchinfer.io.rows import PARAMS_COLUMN, Columns, PlainRows, decide_shape, job_defaults
+from batchinfer.io.rows import PARAMS_COLUMN, Columns, PlainRows, decide_shape, looks_like_openai
 from batchinfer.io.source import InputFiles, Source, open_source
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ class RowStream:
         began = perf_counter()
         for row in rows:
             source.parse(row)
-            if row.values is not None and has_clash(row.values, columns):
+            if row.values is not None and has_clash(row.values, columns) and not looks_like_openai(row.values):
                 _refuse_clash(row, columns)
             self.num_read += 1
             self.seconds += perf_counter() - began
@@ -137,9 +139,9 @@ def _check_table(source: Source, columns: Columns, options: InputOptions, result
 
     assert isinstance(source, ParquetSource)
     types = source.column_types
-    openai = ["custom_id", "method", "url", "body"]
-    usable = [name for name in columns.candidates if name in types] or [name for name in openai if name in types]
-    if not usable and source.num_rows:
+    if looks_like_openai(dict.fromkeys(types)):
+        raise InputFileError(f"{options.input}: OpenAI batch lines are read from JSONL only; write them as .jsonl")
+    if not any(name in types for name in columns.candidates) and source.num_rows:
         wanted = " or ".join(repr(name) for name in columns.candidates)
         raise InputFileError(f"{options.input}: no column {wanted}; columns found: {', '.join(types)}; name one with --prompt-column")
     try:
@@ -151,7 +153,7 @@ def _check_table(source: Source, columns: Columns, options: InputOptions, result
             raise ConfigError(
                 f"{options.input}: the column {name!r} has the name of a result column; give --output-prefix to name the result columns otherwise"
             )
-    wanted_names = {*columns.candidates, *openai, PARAMS_COLUMN, *(PARAMETER_NAMES if options.row_params else ())}
+    wanted_names = {*columns.candidates, PARAMS_COLUMN, *(PARAMETER_NAMES if options.row_params else ())}
     source.use_columns([name for name in types if name in wanted_names or name == columns.id])
 
 
@@ -182,20 +184,29 @@ class JobRows:
 def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], date: datetime) -> JobRows:
     """Settle how this model is asked: chat or raw, defaults, parameters; `ConfigError` for what cannot be."""
     options, tokenizer = stream.options, model.tokenizer
-    if stream.shape == "openai":
-        raise InputFileError(f"{options.input}: OpenAI batch lines are not read by this version; write rows with prompt or messages")
+    is_openai = stream.shape == "openai"
     columns = Columns.of(options)
     chat = tokenizer.has_chat_template if options.chat is None else options.chat
     if chat and not tokenizer.has_chat_template:
         raise ConfigError("--chat: this model has no chat template; use --no-chat")
     first = next((row.values for row in stream.window if row.values is not None), {})
-    if options.system_prompt is not None and not chat and first.get(columns.messages or "") is None:
+    if options.system_prompt is not None and not chat and not is_openai and first.get(columns.messages or "") is None:
         raise ConfigError("--system-prompt needs a chat: prompts are used raw here, and have no place for it")
-    defaults, notes = job_defaults(dict(model.generation.defaults), sampling)
+    defaults, notes = job_defaults(model.generation.defaults, sampling, OPENAI_BASE if is_openai else PLAIN_BASE)
+    rendering = Rendering(chat, options.system_prompt, date, model.max_model_len)
+    notes = [*model.generation.notes, *notes]
+    if is_openai:
+        preparer = RowPreparer(OpenAIRows(defaults, options.row_params), tokenizer, rendering)
+        return JobRows(stream, preparer, defaults, chat, notes, ())
     shape = PlainRows(columns, defaults, options.row_params, json_cells=stream.files.kind == "parquet")
     found: dict[str, None] = {}
     for row in stream.window:
         if row.values is not None:
             found.update(dict.fromkeys(shape.parameter_columns(row.values)))
-    rendering = Rendering(chat, options.system_prompt, date, model.max_model_len)
-    return JobRows(stream, RowPreparer(shape, tokenizer, rendering), defaults, chat, [*model.generation.notes, *notes], tuple(found))
+    return JobRows(stream, RowPreparer(shape, tokenizer, rendering), defaults, chat, notes, tuple(found))
+
+
+def note_on_models(stream: RowStream, model: str) -> list[str]:
+    """A line for people when OpenAI lines name another model than the one at work."""
+    others = other_models(stream.window, model) if stream.shape == "openai" else []
+    return [f"the lines ask for {', '.join(others[:3])}; all are run with {model}"] if others else []

@@ -1,0 +1,103 @@
+"""Response lines of OpenAI's batch format. Ids come from the row and its place, so that two runs compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from batchinfer.io.durable import written_whole
+from batchinfer.io.join import RAW_COLUMN, Join
+from batchinfer.io.json_rows import raw_text
+from batchinfer.io.json_text import dump_json, encode_json
+from batchinfer.io.openai_rows import TEXT as TEXT_URL
+from batchinfer.io.partial import PartialRow
+from batchinfer.io.record import InputRow
+from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, TEXT
+
+CREATED = 0  # no clock: the same job gives the same bytes
+FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
+
+
+def errors_path(output: Path) -> Path:
+    """The file that takes the failed lines."""
+    return output.with_name(output.stem + ".errors.jsonl")
+
+
+def response_lines(join: Join) -> Iterator[tuple[bytes, bool]]:
+    """Yield (line, failed) for each row, in input order."""
+    for row, stored in join.line_rows():
+        join.source.parse(row)
+        fields = stored.fields()
+        failed = fields[ERROR] is not None
+        record = _error_record(row, stored, fields[ERROR]) if failed else _answer_record(row, stored, fields, join.model)
+        yield encode_json(dump_json(record)) + b"\n", failed
+
+
+def finish_openai(join: Join, output: Path) -> None:
+    """Write answers and errors, each in its own file; without failed lines there is no error file."""
+    errors = errors_path(output)
+    any_failed = False
+    with ExitStack() as stack:
+        good = stack.enter_context(written_whole(output))
+        bad: BinaryIO | None = None
+        for line, failed in response_lines(join):
+            if not failed:
+                good.write(line)
+                continue
+            if bad is None:
+                bad = stack.enter_context(written_whole(errors))  # closed first, so in place before the output is
+                any_failed = True
+            bad.write(line)
+    if not any_failed:
+        errors.unlink(missing_ok=True)
+
+
+def line_id(position: int, digest: str) -> str:
+    """The id of a row's response line."""
+    return "batch_req_" + _hash(position, digest)
+
+
+def _hash(position: int, digest: str) -> str:
+    return blake2b(f"{position}:{digest}".encode(), digest_size=12).hexdigest()
+
+
+def _envelope(row: InputRow, stored: PartialRow, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    custom_id = row.values.get("custom_id") if row.values is not None else None
+    return {
+        "id": line_id(row.position, stored.digest),
+        "custom_id": custom_id,
+        "response": {"status_code": status, "request_id": "req_" + _hash(row.position, stored.digest), "body": body},
+        "error": None,
+    }
+
+
+def _answer_record(row: InputRow, stored: PartialRow, fields: dict[str, Any], model: str) -> dict[str, Any]:
+    assert row.values is not None
+    is_text = row.values["url"] == TEXT_URL
+    choice: dict[str, Any] = {"index": 0}
+    if is_text:
+        choice["text"] = fields[TEXT]
+    else:
+        choice["message"] = {"role": "assistant", "content": fields[TEXT], "refusal": None}
+    choice |= {"logprobs": None, "finish_reason": FINISH_REASONS[fields[REASON]]}
+    prompt, generated = fields[NUM_INPUT], fields[NUM_GENERATED]
+    body = {
+        "id": ("cmpl-" if is_text else "chatcmpl-") + _hash(row.position, stored.digest),
+        "object": "text_completion" if is_text else "chat.completion",
+        "created": CREATED,
+        "model": model,
+        "choices": [choice],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated},
+    }
+    return _envelope(row, stored, 200, body)
+
+
+def _error_record(row: InputRow, stored: PartialRow, error: dict[str, str]) -> dict[str, Any]:
+    body = {"error": {"message": error["message"], "type": "invalid_request_error", "param": None, "code": error["code"]}}
+    record = _envelope(row, stored, 400, body)
+    if row.values is None:
+        record[RAW_COLUMN] = raw_text(row.raw)
+    return record

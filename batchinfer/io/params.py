@@ -1,0 +1,53 @@
+"""A row's sampling parameters over the job's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from batchinfer.core.request import SamplingParams
+from batchinfer.errors import ConfigError, InputError
+
+KEPT_SETS = 4096  # distinct parameter sets remembered
+PLAIN_BASE = SamplingParams()
+OPENAI_BASE = SamplingParams(temperature=1.0)
+
+
+class ParamReader:
+    """Checks parameters, and remembers the sets that it has seen: most rows of a file ask for the same."""
+
+    def __init__(self, defaults: SamplingParams) -> None:
+        self.defaults = defaults
+        self._seen: dict[tuple[Any, ...], SamplingParams] = {}
+
+    def read(self, given: dict[str, Any]) -> SamplingParams:
+        """The defaults with `given` laid over them, or `InputError`."""
+        if not given:
+            return self.defaults
+        try:
+            key = (*given, *given.values(), *map(type, given.values()))
+            known = self._seen.get(key)
+        except TypeError:  # a list or an object among them: not remembered
+            return self.defaults.updated(given)
+        if known is None:
+            known = self.defaults.updated(given)
+            if len(self._seen) >= KEPT_SETS:
+                self._seen.clear()
+            self._seen[key] = known
+        return known
+
+
+def job_defaults(
+    generation: Mapping[str, Any], given: Mapping[str, Any], base: SamplingParams = PLAIN_BASE
+) -> tuple[SamplingParams, list[str]]:
+    """What a row without parameters gets, and what of `generation_config.json` this version cannot honour."""
+    params, notes = base, []
+    for name, value in generation.items():
+        try:
+            params = params.updated({name: value})
+        except InputError as error:
+            notes.append(f"generation_config.json: {error}; left out")
+    try:
+        return params.updated(given), notes
+    except InputError as error:
+        raise ConfigError(f"sampling settings: {error}") from None

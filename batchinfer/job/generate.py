@@ -1,0 +1,192 @@
+"""The middle of a job: rows through the engine, each result stored the moment it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from batchinfer.config import EngineConfig
+from batchinfer.core.request import Request, Result
+from batchinfer.errors import BatchInferError, InputFileError
+from batchinfer.io.options import InputOptions, OutputOptions
+from batchinfer.io.partial import PartialFile
+from batchinfer.io.record import InputRow
+from batchinfer.job.progress import Progress, Tally
+from batchinfer.job.records import JobInfo, JobObserver, JobParts, JobReport
+from batchinfer.job.rows_in import WINDOW_ROWS, JobRows, RowStream
+from batchinfer.job.stream_out import OrderedStream
+
+if TYPE_CHECKING:
+    from batchinfer.build import JobNeed, ModelHandle
+    from batchinfer.core.stats import StepShape
+    from batchinfer.engine import Engine
+
+DEFAULT_NUM_SEQS = 256
+
+
+class StrictError(BatchInferError):
+    """A row failed and `--strict` was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The job as it was asked for."""
+
+    config: EngineConfig
+    input: InputOptions
+    output: OutputOptions
+    sampling: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Who watches the job, what it is handed, and the report that it fills."""
+
+    observer: JobObserver
+    parts: JobParts
+    report: JobReport
+
+
+@dataclass(slots=True)
+class Store:
+    """Where results go: the partial file, the count, and for a streamed output the reader."""
+
+    partial: PartialFile
+    tally: Tally
+    out: OrderedStream | None = None
+    seconds: float = 0.0
+    pending: dict[int, tuple[str, bool]] = field(default_factory=dict)  # rows on their way: digest, may be copied as they are
+
+    def expect(self, row: InputRow) -> None:
+        """Remember what must be stored beside the row's result."""
+        self.pending[row.position] = (row.digest(), row.plain)
+
+    def put(self, result: Result, fragment: str) -> None:
+        """Store a result; it is safe from the end of this call on."""
+        began = perf_counter()
+        digest, plain = self.pending.pop(result.row)
+        self.partial.append(result.row, digest, plain, fragment)
+        self.tally.add(result)
+        if self.out is not None:
+            self.out.emit_ready()
+        self.seconds += perf_counter() - began
+
+
+class Generation:
+    """Runs a job's rows."""
+
+    def __init__(self, asked: Asked, outside: Outside, rows: JobRows, store: Store) -> None:
+        self._asked = asked
+        self._outside = outside
+        self._rows = rows
+        self._stream: RowStream = rows.stream
+        self._store = store
+        self._progress: Progress | None = None
+        self.engine: Engine | None = None
+
+    def run(self, model: ModelHandle) -> None:
+        """Give every row without a result one. The engine is built only if there is a row for it."""
+        items = self._rows.prepared(self._undone(self._stream.rows()), self._store.expect)
+        head = list(islice(items, WINDOW_ROWS))
+        if not any(isinstance(item, Request) for item in head) and len(head) < WINDOW_ROWS:
+            self._store_all(item for item in head if isinstance(item, Result))
+            return
+        engine = self._build(model, head)
+        text = self._rows.preparer.first_text
+        if text is not None:
+            self._outside.observer.prompt_shown(text)
+        began = perf_counter()
+        self._store_all(engine.run(chain(_drained(head), items)))
+        self._outside.report.seconds.run = perf_counter() - began
+
+    def _undone(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
+        """The rows without a result; those with one are compared with what they were, and counted."""
+        partial, retry = self._store.partial, self._asked.output.retry_errors
+        if not partial.index.num_rows:
+            yield from rows
+            return
+        for row in rows:
+            stored = partial.try_get(row.position)
+            if stored is None or (retry and stored.failed):
+                partial.index.drop(row.position)
+                yield row
+                continue
+            if stored.digest != row.digest():
+                raise InputFileError(
+                    f"{self._asked.input.input}: {row.place} is not what it was when the job began; start afresh with --overwrite"
+                )
+            fields = stored.fields()
+            self._store.tally.add_stored(row.position, fields["finish_reason"], fields["error"])
+            self._outside.report.rows_done_before += 1
+
+    def _build(self, model: ModelHandle, head: list[Request | Result]) -> Engine:
+        report = self._outside.report
+        began = perf_counter()
+        engine = self.engine = self._outside.parts.build_engine(self._asked.config, model, self._need(model, head))
+        report.seconds.load += perf_counter() - began
+        report.choices = list(engine.choices)
+        report.settings = dict(engine.settings)
+        self._progress = Progress(self._store.tally, self._stream, engine.stats)
+        engine.on_step = self._on_step
+        self._outside.observer.started(self._info(engine))
+        return engine
+
+    def _need(self, model: ModelHandle, head: list[Request | Result]) -> JobNeed:
+        """The KV tokens that the widest rows seen so far take, as many as run at once."""
+        from batchinfer.build import JobNeed
+
+        limit = model.max_model_len
+        sizes = sorted(
+            (min(len(item.prompt_ids) + item.params.max_tokens, limit) for item in head if isinstance(item, Request)), reverse=True
+        )
+        return JobNeed(sum(sizes[: self._asked.config.max_num_seqs or DEFAULT_NUM_SEQS]))
+
+    def _info(self, engine: Engine) -> JobInfo:
+        options = self._asked.input
+        return JobInfo(
+            model=self._asked.config.model,
+            input=options.input,
+            output=self._outside.report.output,
+            shape=self._stream.shape,
+            num_rows=self._stream.num_rows,
+            rows_done_before=self._store.partial.found.rows,
+            chat=self._rows.chat,
+            prompt_column=options.prompt_column,
+            messages_column=options.messages_column,
+            parameter_columns=self._rows.parameter_columns,
+            defaults=self._rows.defaults,
+            choices=tuple(engine.choices),
+            max_num_seqs=engine.limits.max_num_seqs,
+            max_model_len=engine.limits.max_model_len,
+            pool_tokens=engine.limits.pool_tokens,
+        )
+
+    def _on_step(self, shape: StepShape) -> None:
+        assert self._progress is not None
+        self._outside.observer.step(shape)
+        self._store.partial.sync_if_due()
+        if self._progress.due():
+            self._outside.observer.tick(self._progress.snapshot())
+
+    def _store_all(self, results: Iterable[Result]) -> None:
+        columns, store, observer = self._stream.result_columns, self._store, self._outside.observer
+        shown = False
+        for result in results:
+            store.put(result, columns.fragment(result))
+            if result.error is None:
+                if not shown:
+                    shown = True
+                    observer.answer_shown(result.row, result.text)
+            elif self._asked.input.strict:
+                raise StrictError(f"--strict: row {result.row:,} failed: {result.error.message} ({result.error.code})")
+        if self._progress is not None:
+            observer.tick(self._progress.snapshot())
+
+
+def _drained(items: list[Request | Result]) -> Iterator[Request | Result]:
+    items.reverse()
+    while items:
+        yield items.pop()
