@@ -22,12 +22,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_TURNS = 1_000_000  # loop turns and macro calls, besides one for each character of the conversation
+MAX_ITEMS = 200_000  # held in one list or mapping, however deep, besides one for each character of the conversation
 MAX_CHARACTERS = 16 << 20  # written, or held in one value, besides what the conversation itself explains
 GROWTH = 8  # how often a template may repeat the conversation
 MAX_NUMBER = 1_000_000  # of characters or items asked for by number
 MAX_ARGUMENT = 10_000  # characters of a string handed to a filter that repeats it
 MAX_BITS = 512  # of a computed integer
 WIDTHS = re.compile(r"\d{7,}")
+NESTED = re.compile(r":[^}]*\{")
 # Names that no template can write down, so that none can replace what stands under them.
 BUDGET, COUNTED, MEASURED = "the budget", "counted turns", "measured value"
 
@@ -41,6 +43,7 @@ class Budget:
 
     def __init__(self, characters: int) -> None:
         self.turns = MAX_TURNS + characters
+        self.items = MAX_ITEMS + characters
         self.limit = MAX_CHARACTERS + GROWTH * characters
         self.output = self.limit
 
@@ -73,20 +76,18 @@ class Budget:
         return value
 
     def _weigh(self, value: Any) -> None:
-        weight, stack = 0, [value]
+        weight, count, stack = 0, 1, [value]
         while stack:
             item = stack.pop()
-            weight += 1
             if isinstance(item, str):
                 weight += len(item)
-            elif isinstance(item, list | tuple):
-                weight += len(item)
-                stack += item[: self.limit]
-            elif isinstance(item, dict):
-                weight += len(item)
-                stack += item.values()
+            elif isinstance(item, list | tuple | dict):
+                count += len(item)
+                if count > self.items:
+                    raise TemplateBoundError(f"it made a list or mapping of more than {self.items:,} items")
+                stack += item.values() if isinstance(item, dict) else item
             if weight > self.limit:
-                raise TemplateBoundError(f"it made a list or mapping that weighs more than {self.limit:,} characters")
+                raise TemplateBoundError(f"it made a list or mapping that holds more than {self.limit:,} characters")
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -156,10 +157,11 @@ class SandboxedTemplates(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols], finalize=_written)
-        for name in ("center", "indent", "batch", "slice", "wordwrap", "truncate", "format", "round"):
+        for name in ("center", "indent", "batch", "slice", "wordwrap", "truncate", "round"):
             self.filters[name] = _with_checked_arguments(self.filters[name])
         for name in ("join", "replace"):
             self.filters[name] = _with_checked_growth(name, self.filters[name])
+        self.filters["format"] = _checked_format(self.filters["format"])
         self.filters["tojson"] = _tojson
         self.filters[COUNTED] = _counted
         self.filters[MEASURED] = _measured
@@ -182,19 +184,22 @@ class SandboxedTemplates(ImmutableSandboxedEnvironment):
                 if isinstance(many, str | list | tuple) and isinstance(times, int) and len(many) * times > MAX_CHARACTERS:
                     raise TemplateBoundError("it repeated a text or list very often")
         elif operator == "%" and isinstance(left, str):
-            _check_arguments((left, *(right if isinstance(right, tuple) else (right,))))
+            _check_format(left, right if isinstance(right, tuple) else (right,))
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Refuse string methods (`ljust`, `format`, `replace`, ...) that are asked for a huge result."""
-        text = getattr(obj, "__self__", None)
+        bound = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format in a function of its own
+        text = getattr(bound, "__self__", None)
         if isinstance(text, str):
-            method = obj.__name__
-            _check_arguments((text if method in ("format", "format_map") else "", *args, *kwargs.values()))
-            if method in ("join", "expandtabs", "replace", "translate"):
-                if args and method == "join" and not isinstance(args[0], str | list | tuple | dict):
-                    args = (list(args[0]), *args[1:])  # a generator: gone through only once
-                _check_growth(method, text, args)
+            method = bound.__name__
+            if method in ("format", "format_map"):
+                _check_format(text, (*args, *kwargs.values()))
+            else:
+                _check_arguments((*args, *kwargs.values()))
+            if args and method == "join" and not isinstance(args[0], str | list | tuple | dict):
+                args = (list(args[0]), *args[1:])  # a generator can be gone through only once
+            _check_growth(method, text, args)
         return super().call(context, obj, *args, **kwargs)
 
 
@@ -227,9 +232,17 @@ def _with_checked_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **kwargs: Any) -> Any:
         _check_arguments((*args, *kwargs.values()))
         for text in (*args[1:], *kwargs.values()):
-            if isinstance(text, str) and len(text) > MAX_ARGUMENT and original.__name__ != "do_format":
+            if isinstance(text, str) and len(text) > MAX_ARGUMENT:
                 raise TemplateBoundError("it padded a text with a very long one")
         return original(*args, **kwargs)
+
+    return _keeping_mark(original, checked)
+
+
+def _checked_format(original: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(text: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_format(str(text), (*args, *kwargs.values()))
+        return original(text, *args, **kwargs)
 
     return _keeping_mark(original, checked)
 
@@ -259,8 +272,18 @@ def _check_arguments(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise TemplateBoundError("it asked for a size of more than a million")
-        if isinstance(value, str) and len(value) < MAX_ARGUMENT and ("%" in value or "{" in value) and WIDTHS.search(value):
-            raise TemplateBoundError("it asked for a format of a huge width")
+
+
+def _check_format(text: str, values: Iterable[Any]) -> None:
+    """Refuse huge widths, in the format or given as values, and formats that repeat long values often."""
+    values = tuple(values)
+    _check_arguments(values)
+    specs = [value for value in values if isinstance(value, str)] if NESTED.search(text) else []  # `{:{}}` takes its width from a value
+    if any(WIDTHS.search(spec) for spec in (text, *specs)):
+        raise TemplateBoundError("it asked for a format of a huge width")
+    longest = max((len(value) for value in values if isinstance(value, str)), default=0)
+    if (text.count("%") + text.count("{")) * longest > 4 * MAX_CHARACTERS:
+        raise TemplateBoundError("it formatted a long text many times")
 
 
 def _check_growth(method: str, text: str, args: tuple[Any, ...]) -> None:

