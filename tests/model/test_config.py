@@ -46,7 +46,7 @@ def test_plain_values_and_derived_head_dim(tmp_path: Path) -> None:
     assert (config.vocab_size, config.hidden_size, config.num_layers, config.num_kv_heads, config.head_dim) == (64, 32, 2, 2, 8)
     assert (config.rotary.theta, config.rotary.scaling, config.rotary.freq_factors) == (10000.0, None, None)
     assert (config.attn_scale, config.dtype, config.max_position) == (8**-0.5, "bf16", 256)
-    assert not (config.attention_bias or config.o_bias or config.mlp_bias or config.tied_head)
+    assert (config.attention_bias, config.o_bias, config.mlp_bias, config.tied_head) == (False,) * 4
 
 
 def test_what_old_files_leave_out(tmp_path: Path) -> None:
@@ -302,6 +302,6 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     assert defaults_of(tmp_path, repetition_penalty=1.0) == ({}, ())
     with pytest.raises(ModelError, match=r"generation_config\.json: temperature"):
         defaults_of(tmp_path, temperature="hot")
+    (tmp_path / "config.json").write_text('{"eos_token_id": "x"}')
     with pytest.raises(ModelError, match="eos_token_id"):
-        (tmp_path / "config.json").write_text('{"eos_token_id": "x"}')
         read_generation_config(ModelFiles("m", "folder", tmp_path))

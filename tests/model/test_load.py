@@ -108,7 +108,7 @@ def test_dtypes_of_the_file_are_kept_tensor_by_tensor(tmp_path: Path) -> None:
             tensors[name] = tensors[name].to(torch.float32 if "norm" in name else torch.bfloat16)
 
     folder = changed(tmp_path, mixed)
-    config, weights = load(folder)
+    _, weights = load(folder)
     assert weights["layers.0.q.weight"].dtype == torch.bfloat16
     assert weights["norm.weight"].dtype == torch.float32
     stored = load_file(folder / "model.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def joined_by_score(text: str, tokens: list[tuple[str, int]], scores: list[float
     ids = {token: index for index, (token, kind) in enumerate(tokens) if kind in (NORMAL, USER_DEFINED)}
     symbols = list(text)
     while True:
-        pairs = [(-scores[ids[a + b]], at) for at, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False)) if a + b in ids]
+        pairs = [(-scores[ids[a + b]], at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in ids]
         if not pairs:
             break
         at = min(pairs)[1]

