@@ -184,7 +184,7 @@ def _data_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget
     return DataPlane(
         batcher=RaggedBatchBuilder(table, limits.block_size, target.device),
         runner=EagerRunner(decoder, ReferenceAttention(kv, target.device)),
-        head=GenerateHead(lm_head, table, model.tokenizer.vocabulary, control.stopper.stop_ids),
+        head=GenerateHead(lm_head, table, model.tokenizer.vocabulary, control.stopper.stop_ids, target.ops),
     )
 
 

@@ -32,8 +32,8 @@ class AttnInputs:
     num_tokens: np.ndarray  # int32 [S]
     slots: np.ndarray  # int32 [S], rows of block_table
     block_table: np.ndarray  # int32 [slots, max_blocks], the live table: read it before the step ends
-    write_block: Tensor  # int64 [T], block that each row's KV goes to
-    write_offset: Tensor  # int64 [T], place in that block
+    write_block: np.ndarray  # int64 [T], block that each row's KV goes to
+    write_offset: np.ndarray  # int64 [T], place in that block
 
 
 class AttentionBackend(Protocol):

@@ -33,10 +33,11 @@ class LayerKV:
     k: Tensor
     v: Tensor
 
-    def write(self, block: Tensor, offset: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store k and v [T, kv_heads, head_dim] at (block, offset), both int64 [T]."""
-        self.k[block, :, offset] = k.to(self.k.dtype)
-        self.v[block, :, offset] = v.to(self.v.dtype)
+    def write(self, cells: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k and v [T, kv_heads, head_dim]; cells int64 [T * kv_heads] count rows of head_dim from the start of the cache."""
+        dim = self.k.shape[-1]
+        self.k.view(-1, dim).index_copy_(0, cells, k.reshape(-1, dim).to(self.k.dtype))
+        self.v.view(-1, dim).index_copy_(0, cells, v.reshape(-1, dim).to(self.v.dtype))
 
 
 class KVCache:

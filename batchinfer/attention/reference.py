@@ -33,10 +33,12 @@ class _Gather:
         """The tile as float32 [n * kv_heads, TILE, head_dim]."""
         heads, size, dim = cache.shape[1:]
         if self.part is not None:
-            tile = cache.view(len(cache), heads, size // TILE, TILE, dim)[self.index[:, 0], :, self.part]
-        else:
-            tile = cache[self.index].transpose(1, 2)  # [n, kv_heads, blocks per tile, size, dim]
-        return tile.reshape(-1, TILE, dim).float()
+            parts = cache.view(len(cache), heads, size // TILE, TILE, dim)
+            return parts[self.index[:, 0], :, self.part].float().view(-1, TILE, dim)
+        n, count = self.index.shape
+        blocks = cache.index_select(0, self.index.view(-1)).view(n, count, heads, size, dim)
+        tile = torch.empty(n, heads, count, size, dim, device=cache.device)
+        return tile.copy_(blocks.transpose(1, 2)).view(-1, TILE, dim)
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class _DecodeTile:
 
     num_rows: int
     where: _Gather
-    mask: Tensor | None  # float32 [n, 1, TILE]: 0 or -inf; None where every row sees the whole tile
+    mask: Tensor | None  # float32 [n, 1, 1, TILE]: 0 or -inf; None where every row sees the whole tile
 
 
 @dataclass(slots=True)
@@ -87,12 +89,16 @@ class ReferenceAttention:
         groups = [self._plan_decode(inputs, order[i : i + self._max_rows]) for i in range(0, len(order), self._max_rows)]
         spans = [self._plan_prefill(inputs, int(i)) for i in np.flatnonzero(inputs.num_tokens > 1)]
 
+        heads = np.arange(self._spec.num_kv_heads)
+        cells = (inputs.write_block[:, None] * self._spec.num_kv_heads + heads) * self._kv.block_size + inputs.write_offset[:, None]
+        written = self._to_device(cells.reshape(-1))
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             kv = self._kv.layers[layer]
-            kv.write(inputs.write_block, inputs.write_offset, k, v)
+            kv.write(written, k, v)
             out = torch.empty(q.shape[0], self._spec.num_heads * self._spec.head_dim, dtype=q.dtype, device=q.device)
             for group in groups:
-                out[group.rows] = self._decode(kv, group, q[group.rows]).to(q.dtype)
+                out.index_copy_(0, group.rows, self._decode(kv, group, q.index_select(0, group.rows)).to(q.dtype))
             for span in spans:
                 rows = slice(span.begin, span.begin + span.num_tokens)
                 out[rows] = self._prefill(kv, span, q[rows]).to(q.dtype)
@@ -123,7 +129,7 @@ class ReferenceAttention:
         tiles = []
         for tile in range(-(-int(lengths[0]) // TILE)):
             n = int(np.count_nonzero(lengths > tile * TILE))
-            seen = lengths[:n, None, None] - tile * TILE
+            seen = lengths[:n, None, None, None] - tile * TILE
             mask = None
             if int(seen.min()) < TILE:
                 mask = self._to_device(np.where(np.arange(TILE) < seen, np.float32(0), np.float32(-np.inf)))
@@ -153,14 +159,14 @@ class ReferenceAttention:
         padded = -(-g // ROWS) * ROWS
         items = n * kv_heads
         query = q.new_zeros((items, padded, dim), dtype=torch.float32)
-        query[:, :g] = q.reshape(items, g, dim).float() * self._spec.scale
+        query[:, :g].copy_(q.view(items, g, dim)).mul_(self._spec.scale)
         weights = torch.zeros(items, padded, TILE, device=q.device)
         state = _Running(items, g, dim, q.device)
         for tile in group.tiles:
             m = tile.num_rows * kv_heads
             scores = torch.bmm(query[:m], tile.where.take(kv.k).transpose(1, 2))[:, :g]
             if tile.mask is not None:
-                scores = (scores.view(tile.num_rows, kv_heads * g, TILE) + tile.mask).view(m, g, TILE)
+                scores = (scores.view(tile.num_rows, kv_heads, g, TILE) + tile.mask).view(m, g, TILE)
             probabilities, shrink = state.advance(scores, m)
             weights[:m, :g] = probabilities
             state.add(torch.bmm(weights[:m], tile.where.take(kv.v))[:, :g], shrink, m)

@@ -9,6 +9,7 @@ from torch import Tensor
 from batchinfer.ops.layouts import Dense, OneDnnBf16
 
 ROWS = 8  # float32 products treat all rows alike from 8 rows on, in multiples of 8
+ROWS_BF16 = 2  # oneDNN sums a single bf16 row in another order when it is long (1,536 inputs and more, measured)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -40,16 +41,24 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def argmax(logits: Tensor) -> Tensor:
+    """[R, V] -> int64 [R], the first of the largest in each row."""
+    return logits.argmax(-1)
+
+
 def dense_matmul(x: Tensor, layout: Dense) -> Tensor:
     """x [T, in] -> [T, out]. Float32 on the CPU is padded to full groups of rows, so that no row sees its neighbours."""
     rows = x.shape[0]
-    short = -rows % ROWS if x.device.type == "cpu" else 0
-    if short:
-        x = F.pad(x, (0, 0, 0, short))
-    return F.linear(x, layout.weight, layout.bias)[:rows]
+    multiple = ROWS if x.device.type == "cpu" else 1
+    return F.linear(_pad_rows(x, -rows % multiple), layout.weight, layout.bias)[:rows]
 
 
 def onednn_bf16_matmul(x: Tensor, layout: OneDnnBf16) -> Tensor:
-    """x bf16 [T, in] -> bf16 [T, out], accumulated in float32."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layout.packed, layout.bias, "none", [], "")
-    return out
+    """x bf16 [T, in] -> bf16 [T, out], accumulated in float32; a single row is padded, so that it sums as in a batch."""
+    rows = x.shape[0]
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(_pad_rows(x, max(0, ROWS_BF16 - rows)), layout.packed, layout.bias, "none", [], "")
+    return out[:rows]
+
+
+def _pad_rows(x: Tensor, count: int) -> Tensor:
+    return F.pad(x, (0, 0, 0, count)) if count else x

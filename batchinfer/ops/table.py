@@ -20,6 +20,7 @@ class Ops:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    argmax: Callable[[Tensor], Tensor]
     matmul: Mapping[type, Callable[[Tensor, Any], Tensor]]
 
 
@@ -28,6 +29,7 @@ REFERENCE = Ops(
     add_rms_norm=reference.add_rms_norm,
     silu_and_mul=reference.silu_and_mul,
     rotary=reference.rotary,
+    argmax=reference.argmax,
     matmul={Dense: reference.dense_matmul, OneDnnBf16: reference.onednn_bf16_matmul},
 )
 

@@ -51,8 +51,8 @@ class RaggedBatchBuilder:
             num_tokens=counts,
             slots=plan.slots,
             block_table=table.block_table,
-            write_block=self._to_device(blocks),
-            write_offset=self._to_device(positions % size),
+            write_block=blocks,
+            write_offset=positions % size,
         )
         last_rows = starts[1:][plan.samples] - 1
         return StepBatch(self._to_device(input_ids), self._to_device(positions), attn, self._to_device(last_rows), plan.slots[plan.samples])

@@ -9,6 +9,7 @@ import torch
 from batchinfer.errors import BackendError
 from batchinfer.layers.linear import Pack, pack_dense, pack_onednn_bf16
 from batchinfer.machine import read_machine
+from batchinfer.ops.cpu import CPU
 from batchinfer.ops.table import REFERENCE, Choice, Ops
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
@@ -40,7 +41,9 @@ def choose_target(device: str, dtype: str, checkpoint_dtype: str, quantised: boo
     choices.append(matmul)
     for operation in ("rms_norm", "silu_and_mul", "rotary", "attention"):
         choices.append(Choice(operation, "reference", "plain torch; the only implementation in this version"))
-    return ComputeTarget(place, name, pack, REFERENCE, tuple(choices))
+    on_cpu = place.type == "cpu"
+    choices.append(Choice("argmax", "numpy" if on_cpu else "reference", "vectorised" if on_cpu else "torch"))
+    return ComputeTarget(place, name, pack, CPU if on_cpu else REFERENCE, tuple(choices))
 
 
 def _device(wanted: str) -> tuple[torch.device, str]:

@@ -13,6 +13,7 @@ from batchinfer.core.request import SamplingParams
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.layers.linear import Linear
+from batchinfer.ops.table import Ops
 from batchinfer.runtime.batch import StepBatch
 from batchinfer.runtime.sampler import gather_columns, sample
 
@@ -22,11 +23,12 @@ SLICE_ROWS = 64  # rows of logits alive at a time: 64 x 128,000 float32 are 32 M
 class GenerateHead:
     """The LM head and the sampler."""
 
-    def __init__(self, lm_head: Linear, table: SequenceTable, vocabulary: Vocabulary, stop_ids: Callable[[SamplingParams], tuple[int, ...]]) -> None:
+    def __init__(self, lm_head: Linear, table: SequenceTable, vocabulary: Vocabulary, stop_ids: Callable[[SamplingParams], tuple[int, ...]], ops: Ops) -> None:
         self._lm_head = lm_head
         self._table = table
         self._vocab_size = vocabulary.size
         self._eos_ids = [i for i in vocabulary.eos_ids if i < vocabulary.size]
+        self._argmax = ops.argmax
         self._stop_ids = stop_ids
 
     @torch.inference_mode()
@@ -43,7 +45,7 @@ class GenerateHead:
         # The model's table may be wider than the tokenizer (padding): those ids are never sampled.
         logits = self._lm_head(hidden)[:, : self._vocab_size]
         logits = self._without_early_ends(logits, slots)
-        token_ids = logits.argmax(-1)
+        token_ids = self._argmax(logits)
         noisy = np.flatnonzero(self._table.temperature[slots] > 0)
         if len(noisy):
             rows = torch.from_numpy(noisy).to(logits.device)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from batchinfer.config import cache_root
-from batchinfer.layers.linear_check import differing_row_counts
+from batchinfer.layers.linear_check import ROW_COUNTS, WINDOWS, differing_row_counts
 from batchinfer.machine import read_machine
 from batchinfer.runtime.device import ComputeTarget
 
@@ -40,6 +40,6 @@ def linear_shapes_that_differ(target: ComputeTarget, shapes: list[tuple[int, int
 
 
 def _cache_file(target: ComputeTarget, shapes: list[tuple[int, int]]) -> Path:
-    facts = [read_machine().cpu, torch.__version__, torch.get_num_threads(), target.dtype_name, sorted(set(shapes))]
+    facts = [read_machine().cpu, torch.__version__, torch.get_num_threads(), target.dtype_name, sorted(set(shapes)), ROW_COUNTS, WINDOWS]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
     return cache_root() / "self-test" / f"linear-{name}.json"
