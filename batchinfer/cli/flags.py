@@ -115,6 +115,9 @@ class OutputFlags:
         ),
     ] = None
     overwrite: Annotated[bool, _switch("Output", "--overwrite", text="Replace an output that is already there.")] = False
+    retry_errors: Annotated[
+        bool, _switch("Output", "--retry-errors", text="Run again only the rows that failed, also after the job has finished.")
+    ] = False
     keep_columns: Annotated[
         str | None, _option("Output", "--keep-columns", text="Input columns to carry over (else: all).", metavar="A,B")
     ] = None

@@ -72,5 +72,6 @@ def output_options(flags: OutputFlags) -> OutputOptions:
         drop_columns=name_list(flags.drop_columns) or (),
         prefix=flags.output_prefix or "",
         overwrite=flags.overwrite,
+        retry_errors=flags.retry_errors,
         generated_token_ids=flags.generated_token_ids,
     )

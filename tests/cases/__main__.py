@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,25 +55,29 @@ def main(names: list[str]) -> int:
     return 1 if unknown or not all(verdict.passed for verdict in verdicts) else 0
 
 
-def run_case(folder: Path, case: Case, scratch: Path) -> list[Verdict]:
+def run_case(folder: Path, case: Case, scratch: Path) -> Iterator[Verdict]:
+    """Try after try, so that the table grows as they end."""
     models = scratch / "models"
     if any("{models}" in attempt.model for attempt in case.tries):
         made = subprocess.run([sys.executable, str(folder / "make.py"), str(models)], capture_output=True, text=True, check=False)
         if made.returncode:
-            return [Verdict(folder.name, "make.py", False, 0.0, made.stderr.strip().splitlines()[-1:])]
-    return [run_try(folder, attempt, scratch / str(number), models) for number, attempt in enumerate(case.tries)]
+            yield Verdict(folder.name, "make.py", False, 0.0, made.stderr.strip().splitlines()[-1:])
+            return
+    for number, attempt in enumerate(case.tries):
+        yield run_try(folder, attempt, scratch / str(number), models)
 
 
 def run_try(folder: Path, attempt: Try, work: Path, models: Path) -> Verdict:
     work.mkdir(parents=True)
-    places = {"case": str(folder), "work": str(work), "models": str(models)}
+    start = f"{sys.executable} -m batchinfer run"
+    places = {"case": str(folder), "bank": str(folder.parent), "work": str(work), "models": str(models), "run": start}
     output = Path(fill(attempt.output, places))
     if attempt.setup:
-        subprocess.run(["bash", "-c", fill(attempt.setup, places)], cwd=work, check=False)
+        subprocess.run(["bash", "-c", fill(attempt.setup, places)], cwd=work, env=environment(), check=False)
     if attempt.sentinel:
         output.write_text("SENTINEL")
     started = time.monotonic()
-    code, stderr = execute(attempt, command_of(attempt, places, output), work)
+    code, stderr = execute(attempt, fill(attempt.shell, places), command_of(attempt, places, output), work)
     seconds = time.monotonic() - started
     (work / "stderr").write_text(stderr)
     label = fill(attempt.label, {"work": ".", "case": "", "models": ""}) or attempt.variant or "as it comes"
@@ -89,16 +94,19 @@ def command_of(attempt: Try, places: dict[str, str], output: Path) -> list[str]:
     return [*command, *flags] if "-o" in flags else [*command, "-o", str(output), *flags]
 
 
-def execute(attempt: Try, command: list[str], work: Path) -> tuple[int, str]:
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def execute(attempt: Try, shell: str, command: list[str], work: Path) -> tuple[int, str]:
     """Exit code and stderr of a command that is started through the shell line of its try."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    shell = attempt.shell.replace("env -i ", f"env -i PYTHONPATH={shlex.quote(str(ROOT))} ")
+    shell = shell.replace("env -i ", f"env -i PYTHONPATH={shlex.quote(str(ROOT))} ")
+    line = ["bash", "-c", shell, "bash", *command]
     try:
-        ended = subprocess.run(
-            ["bash", "-c", shell, "bash", *command], cwd=work, env=environment, capture_output=True, timeout=attempt.timeout, check=False
-        )
+        ended = subprocess.run(line, cwd=work, env=environment(), capture_output=True, timeout=attempt.timeout, check=False)
     except subprocess.TimeoutExpired as error:
         return TIMED_OUT, (error.stderr or b"").decode(errors="replace") + f"\nstopped after {attempt.timeout} s"
+    (work / "stdout").write_bytes(ended.stdout)
     return ended.returncode, ended.stderr.decode(errors="replace")
 
 
@@ -110,11 +118,15 @@ def judge(verdict: Verdict, attempt: Try, folder: Path, output: Path, code: int,
     if attempt.refused is not None:
         judge_refusal(verdict, attempt.refused, code, stderr)
         return
+    if attempt.driven:
+        verdict.passed &= code == 0
+        verdict.notes += [line for line in (work / "stdout").read_text(errors="replace").splitlines() if line.startswith("FAIL")]
+        return
     check = [sys.executable, str(folder / "check.py"), str(output)]
     check += [attempt.variant] if attempt.variant else []
     check += ["--exit", str(code), "--stderr", str(work / "stderr"), "--wall", f"{verdict.seconds:.1f}"]
-    environment = {**os.environ, **{key: fill(value, {"work": str(work)}) for key, value in attempt.env}}
-    checked = subprocess.run(check, capture_output=True, text=True, env=environment, check=False)
+    given = {key: fill(value, {"work": str(work)}) for key, value in attempt.env}
+    checked = subprocess.run(check, capture_output=True, text=True, env={**os.environ, **given}, check=False)
     lines = [line for line in checked.stdout.splitlines() if line.startswith(("FAIL", "note"))]
     if checked.returncode:
         verdict.passed = False

@@ -13,8 +13,9 @@ TINY = "--dtype float32"  # the tiny models' references were computed in float32
 class Try:
     """One `batchinfer run`, judged by the case's check.py unless it must be refused.
 
-    Places in `input`, `model`, `output` and `shell`: {case} is the case's folder, {work} the folder of the try,
-    {models} the folder that the case's make.py filled.
+    Places in `input`, `model`, `output`, `setup` and `shell`: {case} is the case's folder, {bank} the folder of all
+    cases, {work} the folder of the try, {models} the folder that the case's make.py filled, {run} the start of a
+    `batchinfer run` for the bank's driver.
     """
 
     label: str = ""
@@ -28,6 +29,7 @@ class Try:
     sentinel: bool = False  # a file that stands at the output path must be left alone
     setup: str | None = None  # shell commands before, in the folder of the try
     shell: str = '"$@"'  # how the command is started
+    driven: bool = False  # the bank's driver is the judge: its exit code is the verdict
     env: tuple[tuple[str, str], ...] = ()  # for the check
     timeout: int = 300
 
@@ -73,6 +75,9 @@ IMPOSSIBLE = (
     "--block-size 1000000",
     "--threads 0",
 )
+DRIVE = "python3 {bank}/_lib/drive.py "
+KILLED = "--cmd '{run} {i} -m smollm2-135m --no-chat -o {o}' -i {case}/input.jsonl -o {work}/out.jsonl "
+KILLED_ONCE = DRIVE + "signal " + KILLED + "--rows 6 --signal KILL > driven.txt"
 ODD_STARTS = {
     "empty environment": 'env -i PATH="$PATH" HOME="$HOME" LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 "$@"',
     "stdin closed": '"$@" <&-',
@@ -151,7 +156,7 @@ CASES: dict[str, Case] = {
         )
     ),
     "in-type-flips-jsonl": Case((Try("jsonl"), Try("parquet", output="{work}/out.parquet"))),
-    "in-unknown-or-mistyped-params": Case((Try("flat"),), waits="OpenAI lines"),
+    "in-unknown-or-mistyped-params": Case((Try("flat"), Try("openai", input="{case}/openai.jsonl"))),
     "in-zero-rows": Case(
         tuple(
             Try(f"{name} to {kind}", input="{case}/" + name, output="{work}/out." + kind)
@@ -159,9 +164,11 @@ CASES: dict[str, Case] = {
             for kind in ("jsonl", "parquet")
         )
     ),
-    "out-disk-full": Case(waits="streaming to devices and resume"),
+    "out-disk-full": Case((Try("/dev/full", flags="-o /dev/full", refused="no space left"),)),
     "out-failed-row-shape-and-summary": Case(ONE),
-    "out-kill9-and-resume": Case((Try("one whole run"),), waits="resume"),
+    "out-kill9-and-resume": Case(
+        (Try("one whole run"), Try("killed three times", shell=DRIVE + "killresume " + KILLED + "--rows 5 --times 3", timeout=600))
+    ),
     "out-path-equals-input-or-exists": Case(
         each(
             ["{work}/in.jsonl", "{work}/sub/../in.jsonl", "{work}/link.jsonl", "{work}/hard.jsonl", "{work}/there.jsonl", "{work}/sub"],
@@ -173,10 +180,24 @@ CASES: dict[str, Case] = {
             ),
         )
         + (Try("no such folder", output="{work}/nowhere/out.jsonl"),),
-        waits="locks",
     ),
-    "out-resume-after-change": Case(waits="resume"),
-    "out-stdout-purity-and-broken-pipe": Case((Try("whole", flags="-o -", shell='"$@" > out.jsonl'),), waits="a reader that goes away"),
+    "out-resume-after-change": Case(
+        (
+            Try("other rows", input="{case}/changed.jsonl", setup=KILLED_ONCE),
+            Try("other sampling", flags="--temperature 0.5", setup=KILLED_ONCE, refused="temperature"),
+        )
+    ),
+    "out-stdout-purity-and-broken-pipe": Case(
+        (
+            Try("whole", flags="-o -", shell='"$@" > out.jsonl'),
+            Try("stdin", input="-", flags="-o -", shell='cat {case}/input.jsonl | "$@" > out.jsonl'),
+            Try(
+                "reader goes away",
+                shell=DRIVE + "pipe --cmd '{run} {case}/input.jsonl -m smollm2-135m --no-chat -o -' --lines 1",
+                driven=True,
+            ),
+        )
+    ),
     "sam-greedy-equivalents": Case(ONE),
     "sam-logit-bias": Case(waits="logit_bias"),
     "sam-logprobs-shape": Case(ONE, waits="logprobs (refused by name until then)"),
