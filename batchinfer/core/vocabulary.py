@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,6 +19,7 @@ class Vocabulary:
     special_ids: frozenset[int]
     eos_ids: tuple[int, ...]
     strip_leading_space: bool = False  # SentencePiece decoders drop one space before the first word
+    byte_ids: frozenset[int] = frozenset()  # SentencePiece's tokens for single bytes; empty in byte-level vocabularies
 
     @property
     def size(self) -> int:
@@ -33,7 +35,23 @@ class Vocabulary:
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of the tokens; bytes that are no UTF-8 become U+FFFD, as in the tokenizer's own decoder."""
-        raw = self.text_bytes(token_ids, skip_special_tokens)
-        if self.strip_leading_space and raw.startswith(b" "):
-            raw = raw[1:]
-        return raw.decode("utf-8", errors="replace")
+        ids = list(token_ids)
+        raw = self.text_bytes(ids, skip_special_tokens)
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            text = self._decode_runs(ids, skip_special_tokens) if self.byte_ids else raw.decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.strip_leading_space else text
+
+    def _decode_runs(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        """As SentencePiece decoders do: a run of byte tokens that is no UTF-8 becomes one U+FFFD for each of its bytes."""
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        shown = [i for i in token_ids if i < self.size and i not in hidden]
+        parts = []
+        for is_bytes, run in groupby(shown, self.byte_ids.__contains__):
+            raw = b"".join([self.token_bytes[i] for i in run])
+            try:
+                parts.append(raw.decode("utf-8"))
+            except UnicodeDecodeError:
+                parts.append("\ufffd" * len(raw) if is_bytes else raw.decode("utf-8", errors="replace"))
+        return "".join(parts)

@@ -16,10 +16,14 @@ METASPACE = "\u2581"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBytes:
-    """`table[id]` is what the id adds to a text; one leading space of a text is dropped when `strip_leading_space`."""
+    """`table[id]` is what the id adds to a text; one leading space of a text is dropped when `strip_leading_space`.
+
+    `byte_ids` are the tokens that stand for one byte each, in vocabularies that fall back on them.
+    """
 
     table: list[bytes]
     strip_leading_space: bool
+    byte_ids: frozenset[int] = frozenset()
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -65,7 +69,8 @@ def _sentencepiece(tokens: Sequence[str | None], steps: Sequence[dict[str, Any]]
     if not (good_replace and good_strip):
         raise UnsupportedModel(f"{place}: tokenizer decoder {json.dumps(list(steps))[:200]} is not supported by this version")
     old, new = (replace[0]["pattern"]["String"], replace[0]["content"]) if replace else (METASPACE, METASPACE)
-    return TokenBytes(_replaced(tokens, old, new, True), bool(strip and strip[0]["start"]))
+    byte_ids = frozenset(index for index, token in enumerate(tokens) if token and BYTE_TOKEN.fullmatch(token))
+    return TokenBytes(_replaced(tokens, old, new, True), bool(strip and strip[0]["start"]), byte_ids)
 
 
 def _replaced(tokens: Sequence[str | None], old: str, new: str, byte_fallback: bool) -> list[bytes]:

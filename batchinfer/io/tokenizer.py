@@ -22,6 +22,8 @@ from batchinfer.weights.gguf import read_gguf
 from batchinfer.weights.source import ModelFiles, read_json_if_there
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_VOCABULARY = 1 << 24
+TRIAL_TEXT = "A first text: 12 x\n\té 日本 😍 "
 OTHER_TOKENIZERS = {
     "tokenizer.model": "a SentencePiece model",
     "vocab.json": "a vocabulary with merges",
@@ -90,12 +92,7 @@ def _from_folder(files: ModelFiles) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(_no_tokenizer(folder))
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as err:  # the library raises bare exceptions
-        raise ModelError(f"{path}: not a tokenizer that the installed tokenizers package can read: {err}") from err
-    backend.no_truncation()  # both would change prompts
-    backend.no_padding()
+    backend = _read_backend(path)
     settings = read_json_if_there(folder / "tokenizer_config.json")
     special = _special_tokens(read_json_if_there(folder / "special_tokens_map.json") | settings)
     eos = list(read_generation_config(files).eos_ids)
@@ -105,6 +102,20 @@ def _from_folder(files: ModelFiles) -> Tokenizer:
     found = folder_template(folder, settings)
     template = ChatTemplate(found[0], found[1], special) if found else None
     return _finish(backend, eos, template, str(path))
+
+
+def _read_backend(path: Path) -> tokenizers.Tokenizer:
+    """The file's pipeline, tried out once: a broken one may load and then abort inside the library."""
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend.no_truncation()  # both would change prompts
+        backend.no_padding()
+        backend.encode(TRIAL_TEXT)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as err:  # the library's own panics are no Exception
+        raise ModelError(f"{path}: not a tokenizer that the installed tokenizers package can read: {err}") from err
+    return backend
 
 
 def _no_tokenizer(folder: Path) -> str:
@@ -149,6 +160,8 @@ def _finish(
     by_token = backend.get_vocab(with_added_tokens=True)
     if not by_token:
         raise ModelError(f"{place}: the vocabulary is empty")
+    if max(by_token.values()) >= MAX_VOCABULARY:
+        raise ModelError(f"{place}: a token has id {max(by_token.values()):,}; no vocabulary is that large")
     tokens: list[str | None] = [None] * (max(by_token.values()) + 1)
     for token, index in by_token.items():
         tokens[index] = token
@@ -157,5 +170,5 @@ def _finish(
     added = backend.get_added_tokens_decoder()
     special_ids = frozenset(index for index, token in added.items() if token.special)
     eos = tuple(index for index in dict.fromkeys(eos_ids) if index < len(tokens))
-    vocabulary = Vocabulary(table.table, special_ids, eos, table.strip_leading_space)
+    vocabulary = Vocabulary(table.table, special_ids, eos, table.strip_leading_space, table.byte_ids)
     return Tokenizer(backend, vocabulary, template, bytes_per_token(backend, table.table))

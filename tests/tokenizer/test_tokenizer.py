@@ -179,6 +179,13 @@ def test_llama2_style_decoding_equals_the_librarys(tmp_path: Path, strip: bool) 
     assert ours.decode(ours.encode("日本語 x", True)) == ("日本語 x" if strip else " 日本語 x")
 
 
+@settings(max_examples=200, deadline=None)
+@given(ids=st.lists(st.one_of(st.integers(0, 280), st.integers(3, 258)), max_size=20))
+def test_sentencepiece_decoding_equals_the_librarys_for_any_ids(piece_file: Path, ids: list[int]) -> None:
+    """Also where bytes are no UTF-8, as in a text that was cut inside a character."""
+    check_decoding(of_gguf(piece_file), [ids])
+
+
 def test_metaspace_decoding_equals_the_librarys(tmp_path: Path) -> None:
     tokens, _ = sentencepiece_vocabulary(PIECES)
     tokenizer = tokenizers.Tokenizer(
@@ -266,14 +273,16 @@ def test_min_tokens_is_never_more_than_the_tokens(tiny: Path, piece_file: Path, 
     assert of_gguf(piece_file).min_tokens_of("x" * 1000) >= 100
 
 
-def test_no_bound_where_tokens_may_swallow_text() -> None:
-    shrinking = build_tokenizer()
+def test_no_bound_where_text_may_vanish_or_be_swallowed() -> None:
+    table = [bytes([byte]) for byte in range(256)] + [b"abc"]
+    shrinking, swallowing, dropping = build_tokenizer(), build_tokenizer(), build_tokenizer()
     shrinking.normalizer = normalizers.NFC()
-    swallowing = build_tokenizer()
     swallowing.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    assert bytes_per_token(build_tokenizer(), [b"abc", b"a"]) == 3
-    for tokenizer in (shrinking, swallowing, tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))):
-        assert bytes_per_token(tokenizer, [b"abc"]) is None
+    dropping.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()])
+    assert bytes_per_token(build_tokenizer(), table) == 3
+    assert bytes_per_token(build_tokenizer(), table[1:]) is None  # one byte has no token: it is dropped
+    for tokenizer in (shrinking, swallowing, dropping, tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))):
+        assert bytes_per_token(tokenizer, table) is None
 
 
 def test_a_prompt_of_megabytes_is_encoded_in_linear_time(tiny: Path, piece_file: Path) -> None:
@@ -299,6 +308,19 @@ def test_broken_tokenizer_files_are_messages(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text, encoding="latin-1")
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         load_tokenizer(files)
+
+
+def test_hostile_tokenizer_files_are_messages(tmp_path: Path) -> None:
+    good = json.loads(build_tokenizer(add_bos=True).to_str())
+    huge = json.loads(json.dumps(good))
+    huge["model"]["vocab"]["zz"] = 2**31
+    aborting = json.loads(json.dumps(good))
+    aborting["post_processor"]["special_tokens"] = {}
+    for broken in (huge, aborting):
+        files = folder_with(tmp_path, None)
+        (tmp_path / "tokenizer.json").write_text(json.dumps(broken))
+        with pytest.raises(ModelError, match=r"tokenizer\.json"):
+            load_tokenizer(files)
 
 
 def test_tokenizers_load_without_torch_or_transformers(tiny: Path) -> None:
