@@ -14,8 +14,7 @@ from batchinfer.model.config import ModelConfig
 from batchinfer.model.families import BY_NAME
 from batchinfer.model.gguf_config import GGUF_NAMES
 from batchinfer.weights.checkpoint import Checkpoint, RawTensor
-from batchinfer.weights.gguf import GgufCheckpoint, can_dequantise
-from batchinfer.weights.safetensors import DTYPES, SafetensorsCheckpoint
+from batchinfer.weights.formats import open_checkpoint
 from batchinfer.weights.source import ModelFiles
 
 log = logging.getLogger(__name__)
@@ -50,12 +49,10 @@ def check_weights(files: ModelFiles, config: ModelConfig) -> None:
 
 def _plan(files: ModelFiles, config: ModelConfig) -> tuple[Checkpoint, dict[str, Source]]:
     family = BY_NAME[config.family]
-    checkpoint: Checkpoint
+    checkpoint = open_checkpoint(files)
     if files.kind == "gguf":
-        checkpoint = GgufCheckpoint(files.path)
         sources = _sources(config, GGUF_NAMES, family.gguf_permuted_qk)
     else:
-        checkpoint = SafetensorsCheckpoint(files.path)
         sources = _sources(config, family.names, permuted=False)
     _check(checkpoint, config, sources)
     return checkpoint, sources
@@ -93,7 +90,7 @@ def _check(checkpoint: Checkpoint, config: ModelConfig, sources: Mapping[str, So
             raise WeightMismatch(
                 f"{entry.file}: tensor {entry.name} has shape {list(entry.shape)}; the configuration asks for {list(shapes[canonical])}"
             )
-        if not (can_dequantise(entry.format) if isinstance(checkpoint, GgufCheckpoint) else entry.format in DTYPES):
+        if not checkpoint.can_read(entry):
             raise UnsupportedModel(f"{entry.file}: tensor {entry.name} has type {entry.format}, which this version cannot read")
     wanted = {source.name for source in sources.values()}
     surplus = [name for name in entries if name not in wanted]

@@ -59,6 +59,9 @@ class Checkpoint(Protocol):
     def place(self) -> Path:
         """The folder or file, for messages."""
 
+    def can_read(self, entry: TensorEntry) -> bool:
+        """True when the tensor's format is one that this version understands."""
+
     def read(self, name: str) -> RawTensor:
         """Read one tensor into memory of its own."""
 

@@ -64,6 +64,10 @@ class GgufCheckpoint:
         self.place = path
         self.entries: Mapping[str, TensorEntry] = read_gguf(path).entries
 
+    def can_read(self, entry: TensorEntry) -> bool:
+        """True when the gguf package dequantises the tensor's type."""
+        return can_dequantise(entry.format)
+
     def read(self, name: str) -> RawTensor:
         """Read one tensor into memory of its own."""
         return read_tensor(self.entries[name])

@@ -58,6 +58,10 @@ class SafetensorsCheckpoint:
         else:
             self.entries = read_header(_single_file(folder))
 
+    def can_read(self, entry: TensorEntry) -> bool:
+        """True for the plain floating-point dtypes."""
+        return entry.format in DTYPES
+
     def read(self, name: str) -> RawTensor:
         """Read one tensor into memory of its own."""
         entry = self.entries[name]

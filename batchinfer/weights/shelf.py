@@ -56,18 +56,6 @@ def _try_files(name: str) -> ModelFiles | None:
         return None
 
 
-def try_local_files(name: str) -> ModelFiles | None:
-    """The files of `name` if they are on this machine, without fetching anything."""
-    local = try_local(name)
-    if local is not None:
-        return local
-    alias = read_aliases().get(name)
-    if alias is not None and (path := cached_wheel_file(alias)) is not None:
-        return ModelFiles(name, "gguf", path)
-    folder = cached_hub_folder(alias.hub if alias else name, None)
-    return ModelFiles(name, "folder", folder) if folder is not None else None
-
-
 def unpacked_models() -> list[tuple[str, int]]:
     """Names and bytes of what this tool unpacked into its own cache."""
     root = models_cache()
