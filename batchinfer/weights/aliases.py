@@ -6,7 +6,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-import batchinfer
 from batchinfer.errors import ModelError
 
 
@@ -34,7 +33,7 @@ class Alias:
 
 def aliases_file() -> Path:
     """`configs/models.toml`: inside the package when installed, beside it in a source tree."""
-    package = Path(batchinfer.__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         path = folder / "models.toml"
         if path.is_file():
