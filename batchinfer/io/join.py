@@ -64,13 +64,13 @@ class Join:
     def carried(self, row: InputRow) -> dict[str, Any]:
         """The input columns that stand in the output; a row that could not be read is kept as `raw`."""
         self.source.parse(row)
-        if row.values is None or has_clash(row.values, self.columns):
+        if row.values is None or has_clash(row.values, self.columns.names):
             return {RAW_COLUMN: raw_text(row.raw)}
         if self.kept.all:
             return row.values
         return {name: row.values[name] for name in self.kept.names(list(row.values))}
 
 
-def has_clash(values: dict[str, Any], columns: ResultColumns) -> bool:
+def has_clash(values: dict[str, Any], names: tuple[str, ...]) -> bool:
     """True when a column of the row has the name of a result column."""
-    return any(name in values for name in columns.names)
+    return any(name in values for name in names)

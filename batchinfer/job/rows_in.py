@@ -92,12 +92,12 @@ class RowStream:
         self._rest = rows
 
     def _parsed(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
-        source, columns = self.source, self.result_columns
+        source, names = self.source, self.result_columns.names
         began = perf_counter()
         for row in rows:
             source.parse(row)
-            if row.values is not None and has_clash(row.values, columns) and not looks_like_openai(row.values):
-                _refuse_clash(row, columns)
+            if row.values is not None and has_clash(row.values, names) and not looks_like_openai(row.values):
+                _refuse_clash(row, names)
             self.num_read += 1
             self.seconds += perf_counter() - began
             yield row
@@ -127,9 +127,9 @@ def _drained(rows: list[InputRow]) -> Iterator[InputRow]:
         yield rows.pop()
 
 
-def _refuse_clash(row: InputRow, columns: ResultColumns) -> None:
+def _refuse_clash(row: InputRow, names: tuple[str, ...]) -> None:
     assert row.values is not None
-    name = next(name for name in columns.names if name in row.values)
+    name = next(name for name in names if name in row.values)
     row.error = InputError(f"{row.place}: the column {name!r} has the name of a result column", "reserved_column")
     row.plain = False
 
