@@ -10,11 +10,15 @@ from batchinfer.errors import CapacityError, ConfigError
 from batchinfer.io.tokenizer import Tokenizer, load_tokenizer
 from batchinfer.model.config import ModelConfig, read_model_config
 from batchinfer.model.generation import GenerationConfig, read_generation_config
+from batchinfer.runtime.threads import wait_politely
 from batchinfer.weights.source import ModelFiles, resolve_model
 
 if TYPE_CHECKING:
+    from batchinfer.attention.base import AttnSpec
     from batchinfer.core.memory import KVMemory
     from batchinfer.engine import ControlPlane, DataPlane, Engine, EngineLimits
+    from batchinfer.layers.linear import Linear
+    from batchinfer.model.decoder import Decoder
     from batchinfer.runtime.device import ComputeTarget
 
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
@@ -41,6 +45,7 @@ class JobNeed:
 
 def open_model(config: EngineConfig) -> ModelHandle:
     """Resolve the name, read configuration and tokenizer; no weights, and no torch."""
+    wait_politely()
     files = resolve_model(config.model, config.revision)
     model = read_model_config(files)
     length = config.max_model_len or model.max_position
@@ -51,6 +56,7 @@ def open_model(config: EngineConfig) -> ModelHandle:
 
 def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None = None) -> Engine:
     """Load the weights and put the engine together, one part after another."""
+    wait_politely()
     import torch
 
     from batchinfer.engine import Engine
@@ -65,7 +71,7 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
         parts = None if config.fake_model else _load(model, target)
         limits, pool_reason = _limits(config, model, target, sizes, kv_name, need)
         control = _control_plane(config, model, limits)
-        data = _fake_plane(model, control, target) if parts is None else _data_plane(model, control, target, limits, kv_name, parts)
+        data = _fake_plane(model, control, target) if parts is None else _data_plane(model, control, target, kv_name, parts)
     except MemoryError as err:
         raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err
     engine = Engine(control, data, limits, model.tokenizer.vocabulary)
@@ -92,7 +98,7 @@ def _target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
     return choose_target(config.device, config.dtype, model.config.dtype, quantised)
 
 
-def _load(model: ModelHandle, target: ComputeTarget):  # type: ignore[no-untyped-def]  # (Decoder, Linear): torch stays unimported until here
+def _load(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, Linear]:
     import math
 
     from batchinfer.model.assemble import Placement, assemble
@@ -140,7 +146,7 @@ def _limits(
     return limits, reason
 
 
-def _attn_spec(model: ModelConfig):  # type: ignore[no-untyped-def]  # AttnSpec lives beside torch
+def _attn_spec(model: ModelConfig) -> AttnSpec:
     from batchinfer.attention.base import AttnSpec
 
     return AttnSpec(model.num_heads, model.num_kv_heads, model.head_dim, model.attn_scale)
@@ -170,7 +176,7 @@ def _control_plane(config: EngineConfig, model: ModelHandle, limits: EngineLimit
     return ControlPlane(scheduler, memory, stopper, NoDrafts())
 
 
-def _data_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget, limits: EngineLimits, kv_name: str, parts) -> DataPlane:  # type: ignore[no-untyped-def]
+def _data_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget, kv_name: str, parts: tuple[Decoder, Linear]) -> DataPlane:
     from batchinfer.attention.kv_cache import KV_FORMATS, KVCache
     from batchinfer.attention.reference import ReferenceAttention
     from batchinfer.engine import DataPlane
@@ -179,10 +185,12 @@ def _data_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget
     from batchinfer.runtime.runner import EagerRunner
 
     decoder, lm_head = parts
-    table = control.memory.table
-    kv = KVCache(_attn_spec(model.config), model.config.num_layers, limits.num_blocks, limits.block_size, KV_FORMATS[kv_name], target.device)
+    table, block_size = control.memory.table, control.memory.block_size
+    kv = KVCache(
+        _attn_spec(model.config), model.config.num_layers, control.memory.pool.num_blocks, block_size, KV_FORMATS[kv_name], target.device
+    )
     return DataPlane(
-        batcher=RaggedBatchBuilder(table, limits.block_size, target.device),
+        batcher=RaggedBatchBuilder(table, block_size, target.device),
         runner=EagerRunner(decoder, ReferenceAttention(kv, target.device)),
         head=GenerateHead(lm_head, table, model.tokenizer.vocabulary, control.stopper.stop_ids, target.ops),
     )

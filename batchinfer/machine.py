@@ -14,7 +14,19 @@ from typing import Any
 REFERENCE_LOOP_SECONDS = 0.295  # what SPEED_LOOP takes on the machine that the host-cost targets were set on
 SPEED_LOOP = compile("for i in range(10**7): pass", "<speed loop>", "exec")
 REPORTED_PACKAGES = ("batchinfer", "torch", "numpy", "tokenizers", "safetensors", "gguf", "pyarrow")
-TELLING_CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_bf16", "amx_int8")
+TELLING_CPU_FLAGS = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_bf16",
+    "amx_int8",
+)
 ARM_CPU_FLAGS = ("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2")
 
 
@@ -84,7 +96,7 @@ def read_memory() -> Memory:
 
 def read_versions() -> dict[str, str]:
     """Versions of what can change a result or its speed; packages that are not installed are left out."""
-    from batchinfer import __version__
+    from batchinfer.version import __version__
 
     versions = {"python": platform.python_version(), "batchinfer": __version__}
     for name in REPORTED_PACKAGES[1:]:

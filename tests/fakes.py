@@ -102,7 +102,9 @@ def make_engine(setup: Setup) -> Engine:
     stopper = StopChecker(table, setup.vocabulary)
     memory.listeners = (stopper,)
     model = HistoryModel(table, setup.block_size, setup.num_tokens, setup.budget if setup.chunked else None)
-    limits = EngineLimits(setup.max_model_len, pool_tokens, setup.max_num_seqs, setup.budget, setup.block_size, setup.blocks, 1, setup.vocabulary.size)
+    limits = EngineLimits(
+        setup.max_model_len, pool_tokens, setup.max_num_seqs, setup.budget, setup.block_size, setup.blocks, 1, setup.vocabulary.size
+    )
     return Engine(ControlPlane(scheduler, memory, stopper, NoDrafts()), DataPlane(model, model, model), limits, setup.vocabulary)
 
 

@@ -43,7 +43,9 @@ class LayerKV:
 class KVCache:
     """The pool of all layers. On the CPU its pages are zero and cost memory only once they are written."""
 
-    def __init__(self, spec: AttnSpec, num_layers: int, num_blocks: int, block_size: int, kv_format: KVFormat, device: torch.device) -> None:
+    def __init__(
+        self, spec: AttnSpec, num_layers: int, num_blocks: int, block_size: int, kv_format: KVFormat, device: torch.device
+    ) -> None:
         self.spec = spec
         self.block_size = block_size
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)

@@ -92,8 +92,9 @@ class BlockPool:
 
     def _live(self, low: int, high: int) -> np.ndarray:
         """Entries of the ring's history [low, high) that still stand for a reusable block."""
-        ids = self._ring[low - self._offset : high - self._offset]
-        return ids[(self._stamp[ids] == np.arange(low, high)) & (self.refs[ids] == 0)]
+        ids: np.ndarray = self._ring[low - self._offset : high - self._offset]
+        live: np.ndarray = ids[(self._stamp[ids] == np.arange(low, high)) & (self.refs[ids] == 0)]
+        return live
 
     def _compact(self) -> None:
         live = self._live(self._head, self._tail)

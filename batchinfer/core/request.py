@@ -57,7 +57,12 @@ class SamplingParams:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
         _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "a finite number of at least 0 (0 is greedy)")
+        _require(
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            "temperature",
+            self.temperature,
+            "a finite number of at least 0 (0 is greedy)",
+        )
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (1 is off)")
         _require(self.top_k >= -1, "top_k", self.top_k, "at least 1, or 0 or -1 for off")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
@@ -86,7 +91,9 @@ class SamplingParams:
                 given[name] = PARSERS[name](key, value)
             elif name in NOT_YET:
                 if not NOT_YET[name](value):
-                    raise InputError(f"{key}={_show(value)} is not supported by this version; remove it from the row", "unsupported_parameter")
+                    raise InputError(
+                        f"{key}={_show(value)} is not supported by this version; remove it from the row", "unsupported_parameter"
+                    )
             else:
                 raise InputError(f"unknown parameter {key!r}; known: {', '.join(sorted(PARAMETER_NAMES))}", "unknown_parameter")
         return replace(self, **given).check() if given else self

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from batchinfer.layers.linear import Linear, Pack, fuse
-from batchinfer.model.rotary import RotaryTable
 from batchinfer.model.config import ModelConfig
 from batchinfer.model.decoder import Decoder, DecoderShape, LayerWeights
+from batchinfer.model.rotary import RotaryTable
 from batchinfer.ops.table import Ops
 
 QKV, GATE_UP = ("q", "k", "v"), ("gate", "up")

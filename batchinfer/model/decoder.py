@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from batchinfer.attention.base import Attend
@@ -67,7 +68,7 @@ class Decoder:
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s = self._shape
-        q, k, v = qkv.split((s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.num_kv_heads * s.head_dim), dim=-1)
+        q, k, v = torch.split(qkv, [s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim, s.num_kv_heads * s.head_dim], dim=-1)
         rows = qkv.shape[0]
         return (
             q.reshape(rows, s.num_heads, s.head_dim),

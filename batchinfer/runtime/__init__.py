@@ -1,0 +1,1 @@
+"""The data plane: batches, forward pass, head, sampling."""

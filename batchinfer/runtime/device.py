@@ -39,8 +39,8 @@ def choose_target(device: str, dtype: str, checkpoint_dtype: str, quantised: boo
     choices = [Choice("device", place.type, place_reason), Choice("dtype", name, dtype_reason)]
     pack, matmul = _pack(place, name)
     choices.append(matmul)
-    for operation in ("rms_norm", "silu_and_mul", "rotary", "attention"):
-        choices.append(Choice(operation, "reference", "plain torch; the only implementation in this version"))
+    plain = ("rms_norm", "silu_and_mul", "rotary", "attention")
+    choices.extend(Choice(operation, "reference", "plain torch; the only implementation in this version") for operation in plain)
     on_cpu = place.type == "cpu"
     choices.append(Choice("argmax", "numpy" if on_cpu else "reference", "vectorised" if on_cpu else "torch"))
     return ComputeTarget(place, name, pack, CPU if on_cpu else REFERENCE, tuple(choices))

@@ -23,7 +23,9 @@ SLICE_ROWS = 64  # rows of logits alive at a time: 64 x 128,000 float32 are 32 M
 class GenerateHead:
     """The LM head and the sampler."""
 
-    def __init__(self, lm_head: Linear, table: SequenceTable, vocabulary: Vocabulary, stop_ids: Callable[[SamplingParams], tuple[int, ...]], ops: Ops) -> None:
+    def __init__(
+        self, lm_head: Linear, table: SequenceTable, vocabulary: Vocabulary, stop_ids: Callable[[SamplingParams], tuple[int, ...]], ops: Ops
+    ) -> None:
         self._lm_head = lm_head
         self._table = table
         self._vocab_size = vocabulary.size

@@ -7,7 +7,6 @@ Gumbel noise to log-probabilities and taking the largest samples from the distri
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 _C1, _C2 = -2048144789, -1028477387  # murmur3's finaliser constants 0x85EBCA6B and 0xC2B2AE35 as int32 (Appleby)

@@ -110,7 +110,9 @@ def _choose(values: Tensor, token_ids: Tensor, mass: Tensor, columns: SamplingCo
     mass = mass.masked_fill(rank >= columns.top_k, 0.0)
     upto = mass.cumsum(-1)
     total = upto[:, -1:]
-    keep = (upto - mass < columns.top_p * torch.where(columns.top_k < values.shape[1], total, torch.ones_like(total))) | (columns.top_p >= 1.0)
+    keep = (upto - mass < columns.top_p * torch.where(columns.top_k < values.shape[1], total, torch.ones_like(total))) | (
+        columns.top_p >= 1.0
+    )
     keep &= rank < columns.top_k
     keep &= mass >= columns.min_p * mass[:, :1]
     keep[:, 0] = True
