@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from tests.cases.table import CASES, Case, Try
@@ -36,6 +37,14 @@ def find_bank() -> Path | None:
     given = os.environ.get("BATCHINFER_CASES")
     folder = Path(given) if given else ROOT.parent / "shared" / "cases"
     return folder if folder.is_dir() else None
+
+
+@cache
+def default_model() -> Path:
+    """The file that the bank calls $GGUF; fetched when it is not there yet."""
+    from batchinfer.weights.source import resolve_model
+
+    return resolve_model("smollm2-135m").path
 
 
 def main(names: list[str]) -> int:
@@ -70,7 +79,14 @@ def run_case(folder: Path, case: Case, scratch: Path) -> Iterator[Verdict]:
 def run_try(folder: Path, attempt: Try, work: Path, models: Path) -> Verdict:
     work.mkdir(parents=True)
     start = f"{sys.executable} -m batchinfer run"
-    places = {"case": str(folder), "bank": str(folder.parent), "work": str(work), "models": str(models), "run": start}
+    places = {
+        "case": str(folder),
+        "bank": str(folder.parent),
+        "work": str(work),
+        "models": str(models),
+        "run": start,
+        "gguf": str(default_model()),
+    }
     output = Path(fill(attempt.output, places))
     if attempt.setup:
         subprocess.run(["bash", "-c", fill(attempt.setup, places)], cwd=work, env=environment(), check=False)

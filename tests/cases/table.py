@@ -15,13 +15,13 @@ class Try:
 
     Places in `input`, `model`, `output`, `setup` and `shell`: {case} is the case's folder, {bank} the folder of all
     cases, {work} the folder of the try, {models} the folder that the case's make.py filled, {run} the start of a
-    `batchinfer run` for the bank's driver.
+    `batchinfer run` for the bank's driver, {gguf} the default model's file.
     """
 
     label: str = ""
     input: str = "{case}/input.jsonl"
     flags: str = ""
-    model: str = "smollm2-135m"
+    model: str = "{gguf}"
     variant: str | None = None
     output: str = "{work}/out.jsonl"
     no_chat: bool = True
@@ -76,7 +76,7 @@ IMPOSSIBLE = (
     "--threads 0",
 )
 DRIVE = "python3 {bank}/_lib/drive.py "
-KILLED = "--cmd '{run} {i} -m smollm2-135m --no-chat -o {o}' -i {case}/input.jsonl -o {work}/out.jsonl "
+KILLED = "--cmd '{run} {i} -m {gguf} --no-chat -o {o}' -i {case}/input.jsonl -o {work}/out.jsonl "
 KILLED_ONCE = DRIVE + "signal " + KILLED + "--rows 6 --signal KILL > driven.txt"
 ODD_STARTS = {
     "empty environment": 'env -i PATH="$PATH" HOME="$HOME" LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 "$@"',
@@ -193,7 +193,7 @@ CASES: dict[str, Case] = {
             Try("stdin", input="-", flags="-o -", shell='cat {case}/input.jsonl | "$@" > out.jsonl'),
             Try(
                 "reader goes away",
-                shell=DRIVE + "pipe --cmd '{run} {case}/input.jsonl -m smollm2-135m --no-chat -o -' --lines 1",
+                shell=DRIVE + "pipe --cmd '{run} {case}/input.jsonl -m {gguf} --no-chat -o -' --lines 1",
                 driven=True,
             ),
         )
