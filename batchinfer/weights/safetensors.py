@@ -115,7 +115,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         raise ModelError(f"{path}: header is not a JSON object")
     header.pop("__metadata__", None)
     entries = {name: _entry(path, name, info, 8 + length, size) for name, info in header.items()}
-    _check_overlap(path, entries)
+    _check_contiguous(path, entries, 8 + length, size)
     return entries
 
 
@@ -153,12 +153,16 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
-def _check_overlap(path: Path, entries: Mapping[str, TensorEntry]) -> None:
-    end, last = 0, ""
+def _check_contiguous(path: Path, entries: Mapping[str, TensorEntry], start: int, size: int) -> None:
+    """The format leaves no byte out and uses none twice: anything else is a damaged or made-up file."""
+    end, last = start, "the header"
     for entry in sorted(entries.values(), key=lambda e: (e.offset, e.num_bytes)):
-        if entry.offset < end:
-            raise ModelError(f"{path}: tensors {last} and {entry.name} overlap; the header is corrupt")
-        end, last = entry.offset + entry.num_bytes, entry.name
+        if entry.offset != end:
+            how = "overlap" if entry.offset < end else "leave a hole between them"
+            raise ModelError(f"{path}: {last} and tensor {entry.name} {how}; the file is damaged")
+        end, last = entry.offset + entry.num_bytes, f"tensor {entry.name}"
+    if end != size:
+        raise ModelError(f"{path}: {size - end:,} bytes stand after the last tensor; the file is damaged")
 
 
 def _single_file(folder: Path) -> Path:

@@ -138,6 +138,7 @@ CORRUPTIONS = {
     "offset past end": lambda d: rewritten(d, {"data_offsets": [10**12, 10**12 + 48]}),
     "offsets reversed": lambda d: rewritten(d, {"data_offsets": [48, 0]}),
     "overlap": lambda d: rewritten(d, {"data_offsets": [4, 52]}),
+    "bytes after the last tensor": lambda d: d + b"x" * 100,
     "unknown dtype": lambda d: rewritten(d, {"dtype": "F7"}),
     "other size": lambda d: rewritten(d, {"dtype": "F64"}),
 }
@@ -152,11 +153,13 @@ def test_broken_files_are_refused_by_name(tmp_path: Path, kind: str) -> None:
         SafetensorsCheckpoint(tmp_path)
 
 
-def test_bytes_after_the_last_tensor_do_no_harm(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    save_file(ARRAYS, path)
-    path.write_bytes(path.read_bytes() + b"x" * 100)
-    check_values(SafetensorsCheckpoint(tmp_path), ARRAYS)
+def test_a_hole_between_tensors_is_refused(tmp_path: Path) -> None:
+    header = json.dumps(
+        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "b": {"dtype": "F32", "shape": [1], "data_offsets": [8, 12]}}
+    ).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"x" * 12)
+    with pytest.raises(ModelError, match="tensor a and tensor b leave a hole"):
+        SafetensorsCheckpoint(tmp_path)
 
 
 def test_file_cut_while_reading_is_a_message(tmp_path: Path) -> None:
