@@ -128,7 +128,7 @@ class PartialFile:
                 written += os.write(self._fd, line[written:])
         except OSError as error:
             self._cut_back()
-            raise OutputError(f"{self.path}: {error.strerror}; everything finished so far is kept") from None
+            raise OutputError(f"{self.path}: {error.strerror}; everything finished is kept: free some space and run the same command again") from None
 
     def _cut_back(self) -> None:
         try:

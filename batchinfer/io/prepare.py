@@ -51,6 +51,7 @@ class Rendering:
     system_prompt: str | None
     date: datetime
     max_model_len: int
+    id_columns: tuple[str, ...] = ("custom_id", "id")  # the first one that a row has names it in messages
 
 
 @dataclass(slots=True)
@@ -88,9 +89,9 @@ class RowPreparer:
                 else:
                     pending.append(self._rendered(index, row, ask))
             except InputError as error:
-                made[index] = _failed(row, error)
+                made[index] = self._failed(row, error)
             except RecursionError:
-                made[index] = _failed(row, InputError("the row is nested too deeply", "invalid_request"))
+                made[index] = self._failed(row, InputError("the row is nested too deeply", "invalid_request"))
         for raw_prompt in (False, True):
             chosen = [item for item in pending if item.raw_prompt == raw_prompt]
             for item, ids in zip(chosen, self._encode(chosen, raw_prompt), strict=True):
@@ -99,7 +100,7 @@ class RowPreparer:
                         raise ids
                     made[item.index] = self._request(item.row, np.array(ids, dtype=np.int32), item.params)
                 except InputError as error:
-                    made[item.index] = _failed(item.row, error)
+                    made[item.index] = self._failed(item.row, error)
         return [item for item in made if item is not None]
 
     def _rendered(self, index: int, row: InputRow, ask: Ask) -> _Pending:
@@ -144,16 +145,19 @@ class RowPreparer:
             raise InputError(f"token id {highest} is beyond the vocabulary of {size:,} tokens", "invalid_token_id")
         return Request(row.position, ids, params)
 
+    def _failed(self, row: InputRow, error: InputError) -> Result:
+        """The row's error, saying where the row stands unless the message does already."""
+        place, message = row.place, str(error)
+        if message.startswith(place):
+            return Result.failed(row.position, error)
+        values = row.values or {}
+        known = next((values[name] for name in self._rendering.id_columns if values.get(name) is not None), None)
+        where = place if known is None else f"{place} (id {known!r:.60})"
+        return Result.failed(row.position, InputError(f"{where}: {message}", error.code))
+
 
 def _too_long(tokens: str, limit: int) -> InputError:
     return InputError(f"the prompt is {tokens} tokens long; max_model_len is {limit:,}, answer included", "too_long")
-
-
-def _failed(row: InputRow, error: InputError) -> Result:
-    """The row's error, saying where the row stands unless the message does already."""
-    place = row.place
-    message = str(error)
-    return Result.failed(row.position, error if message.startswith(place) else InputError(f"{place}: {message}", error.code))
 
 
 def batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:

@@ -175,13 +175,12 @@ class Generation:
         columns, store, observer = self._stream.result_columns, self._store, self._outside.observer
         shown = False
         for result in results:
-            store.put(result, columns.fragment(result))
-            if result.error is None:
-                if not shown:
-                    shown = True
-                    observer.answer_shown(result.row, result.text)
-            elif self._asked.input.strict:
+            if result.error is not None and self._asked.input.strict:  # not stored: it must fail again when the job is repeated
                 raise StrictError(f"--strict: row {result.row:,} failed: {result.error.message} ({result.error.code})")
+            store.put(result, columns.fragment(result))
+            if result.error is None and not shown:
+                shown = True
+                observer.answer_shown(result.row, result.text)
         if self._progress is not None:
             observer.tick(self._progress.snapshot())
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WINDOW_ROWS = 1000
 WINDOW_BYTES = 64 << 20
+ID_COLUMNS = ("custom_id", "id")
 
 
 @dataclass(slots=True)
@@ -104,6 +105,9 @@ class RowStream:
             began = perf_counter()
 
     def _check_names(self) -> None:
+        named = self.options.id_column
+        if named is not None and not any(row.values is not None and named in row.values for row in self.window):
+            raise InputFileError(f"{self.options.input}: no column {named!r} (--id-column) in the first {len(self.window):,} rows")
         for row in self.window:
             if row.error is not None and row.error.code == "reserved_column":
                 raise ConfigError(f"{self.options.input}: {row.error}; give --output-prefix to name the result columns otherwise")
@@ -153,7 +157,7 @@ def _check_table(source: Source, columns: Columns, options: InputOptions, result
             raise ConfigError(
                 f"{options.input}: the column {name!r} has the name of a result column; give --output-prefix to name the result columns otherwise"
             )
-    wanted_names = {*columns.candidates, PARAMS_COLUMN, *(PARAMETER_NAMES if options.row_params else ())}
+    wanted_names = {*columns.candidates, *ID_COLUMNS, PARAMS_COLUMN, *(PARAMETER_NAMES if options.row_params else ())}
     source.use_columns([name for name in types if name in wanted_names or name == columns.id])
 
 
@@ -193,7 +197,8 @@ def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], d
     if options.system_prompt is not None and not chat and not is_openai and first.get(columns.messages or "") is None:
         raise ConfigError("--system-prompt needs a chat: prompts are used raw here, and have no place for it")
     defaults, notes = job_defaults(model.generation.defaults, sampling, OPENAI_BASE if is_openai else PLAIN_BASE)
-    rendering = Rendering(chat, options.system_prompt, date, model.max_model_len)
+    ids = (columns.id,) if columns.id is not None else ID_COLUMNS
+    rendering = Rendering(chat, options.system_prompt, date, model.max_model_len, ids)
     notes = [*model.generation.notes, *notes]
     if is_openai:
         preparer = RowPreparer(OpenAIRows(defaults, options.row_params), tokenizer, rendering)

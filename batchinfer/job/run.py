@@ -150,7 +150,10 @@ class Job:
         stream = RowStream.open(files, options, ResultColumns(output.prefix, output.generated_token_ids))
         if stream.shape == "openai":
             _check_openai(output, places)
-        return Opened(files, identity, places, stream, _kept_columns(output, stream))
+        kept = _kept_columns(output, stream)
+        for name in _unseen(output, stream):
+            self._outside.observer.note(f"no column {name!r} in the first {len(stream.window):,} rows (--keep-columns, --drop-columns)")
+        return Opened(files, identity, places, stream, kept)
 
     def _open_model(self, stream: RowStream, date: datetime) -> ModelHandle | None:
         """The model without its weights, None when there is no row for it."""
@@ -230,6 +233,7 @@ class Job:
             self._store.partial.sync()
             if not places.is_parquet:
                 check_space(places.output.parent, self._store.partial.size, "the output")
+            self._outside.observer.note(f"writing {places.output}")
             finish(join, places.output)
         self.report.seconds.finish = perf_counter() - began
         self._total()
@@ -315,3 +319,11 @@ def _kept_columns(output: OutputOptions, stream: RowStream) -> KeptColumns:
         if unknown:
             raise ConfigError(f"no column {unknown[0]!r} in {stream.options.input}; columns: {', '.join(stream.source.column_types)}")
     return KeptColumns(keep, frozenset(output.drop_columns))
+
+
+def _unseen(output: OutputOptions, stream: RowStream) -> list[str]:
+    """Columns named on the command line that no row so far has: a typing mistake, or a rare column."""
+    named = [*(output.keep_columns or ()), *output.drop_columns]
+    if stream.files.kind == "parquet" or not stream.window:
+        return []
+    return [name for name in named if not any(row.values is not None and name in row.values for row in stream.window)]

@@ -149,6 +149,10 @@ def check_space(folder: Path, needed: int, doing: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + SPARE_BYTES:
         raise OutputError(
-            f"No space left on {folder}: {doing} needs some {needed / 2**20:,.1f} MiB and {free / 2**20:,.1f} MiB are free; "
+            f"No space left on {folder}: {doing} needs some {_in_bytes(needed)} and {_in_bytes(free)} are free; "
             "free some and run the same command again, nothing finished is lost"
         )
+
+
+def _in_bytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.0f} KiB"

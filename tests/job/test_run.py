@@ -16,6 +16,56 @@ from tests.job.world import World, leftovers, read_jsonl, write_jsonl
 RESULT = ["generated_text", "finish_reason", "num_input_tokens", "num_generated_tokens", "error"]
 
 
+LINES = [
+    b'{"id": "a", "prompt": "fine"}',
+    b"",
+    b"  \t",
+    b'{"id": "b", "prompt": "caf\xe9"}',
+    b'{"id": "c", "prompt": ',
+    b'{"id": 1} {"id": 2}',
+    b"[1, 2]",
+    b"null",
+    b'{"id": "d", "prompt": ""}',
+    b'{"id": "e", "prompt": null}',
+    b'{"id": "f"}',
+    b'{"id": "g", "messages": []}',
+    b'{"id": "h", "prompt": "x", "messages": [{"role": "user", "content": "y"}]}',
+    b'{"id": "i", "prompt": 5}',
+    b'{"id": "j", "messages": "text"}',
+    b'{"id": "k", "prompt": "x", "temperature": NaN}',
+    b'{"id": "l", "prompt": "x", "max_tokens": "8"}',
+    b'{"id": "m", "prompt": "' + b"y" * 500 + b'"}',
+    b'{"id": "n", "prompt_token_ids": [1, 2, 257]}',
+    b'{"id": "o", "prompt_token_ids": []}',
+    b'{"id": "p", "prompt": "x", "sampling_params": {"temprature": 1}}',
+    b'{"id": "q", "prompt": "half \\ud800 pair"}',
+    b'{"id": "r", "prompt": "x", "n": 2}',
+    b'{"id": "z", "prompt": " ", "score": NaN}',
+
+CODES = {
+    '{"id": "b", "prompt": "caf\\xe9"}': "invalid_utf8",
+    '{"id": "c", "prompt": ': "invalid_json",
+    '{"id": 1} {"id": 2}': "invalid_json",
+    "[1, 2]": "not_an_object",
+    "null": "not_an_object",
+    "d": "empty_prompt",
+    "e": "empty_prompt",
+    "f": "no_prompt",
+    "g": "empty_prompt",
+    "h": "ambiguous_prompt",
+    "i": "invalid_prompt",
+    "j": "invalid_messages",
+    "k": "invalid_parameter",
+    "l": "invalid_parameter",
+    "m": "too_long",
+    "n": "invalid_token_id",
+    "o": "empty_prompt",
+    "p": "unknown_parameter",
+    "q": "invalid_text",
+    "r": "unsupported_parameter",
+}
+
+
 @pytest.fixture
 def world() -> World:
     return World()
@@ -47,63 +97,16 @@ def test_input_bytes_are_copied_exactly(tmp_path: Path, world: World) -> None:
 
 
 def test_every_bad_row_is_its_own_error(tmp_path: Path, world: World) -> None:
-    lines = [
-        b'{"id": "a", "prompt": "fine"}',
-        b"",
-        b"  \t",
-        b'{"id": "b", "prompt": "caf\xe9"}',
-        b'{"id": "c", "prompt": ',
-        b'{"id": 1} {"id": 2}',
-        b"[1, 2]",
-        b"null",
-        b'{"id": "d", "prompt": ""}',
-        b'{"id": "e", "prompt": null}',
-        b'{"id": "f"}',
-        b'{"id": "g", "messages": []}',
-        b'{"id": "h", "prompt": "x", "messages": [{"role": "user", "content": "y"}]}',
-        b'{"id": "i", "prompt": 5}',
-        b'{"id": "j", "messages": "text"}',
-        b'{"id": "k", "prompt": "x", "temperature": NaN}',
-        b'{"id": "l", "prompt": "x", "max_tokens": "8"}',
-        b'{"id": "m", "prompt": "' + b"y" * 500 + b'"}',
-        b'{"id": "n", "prompt_token_ids": [1, 2, 257]}',
-        b'{"id": "o", "prompt_token_ids": []}',
-        b'{"id": "p", "prompt": "x", "sampling_params": {"temprature": 1}}',
-        b'{"id": "q", "prompt": "half \\ud800 pair"}',
-        b'{"id": "r", "prompt": "x", "n": 2}',
-        b'{"id": "z", "prompt": " ", "score": NaN}',
-    ]
-    (tmp_path / "in.jsonl").write_bytes(b"\r\n".join(lines))
+    (tmp_path / "in.jsonl").write_bytes(b"\r\n".join(LINES))
     report = world.run(tmp_path / "in.jsonl")
     out = read_jsonl(tmp_path / "in.out.jsonl")
     assert report.exit_code == 3
-    assert len(out) == len(lines) - 2
+    assert len(out) == len(LINES) - 2
     good = [row["id"] for row in out if row["error"] is None]
     assert good == ["a", "z"]
     assert out[-1]["score"] is None
     codes = {row.get("id", row.get("raw")): row["error"]["code"] for row in out if row["error"]}
-    assert codes == {
-        '{"id": "b", "prompt": "caf\\xe9"}': "invalid_utf8",
-        '{"id": "c", "prompt": ': "invalid_json",
-        '{"id": 1} {"id": 2}': "invalid_json",
-        "[1, 2]": "not_an_object",
-        "null": "not_an_object",
-        "d": "empty_prompt",
-        "e": "empty_prompt",
-        "f": "no_prompt",
-        "g": "empty_prompt",
-        "h": "ambiguous_prompt",
-        "i": "invalid_prompt",
-        "j": "invalid_messages",
-        "k": "invalid_parameter",
-        "l": "invalid_parameter",
-        "m": "too_long",
-        "n": "invalid_token_id",
-        "o": "empty_prompt",
-        "p": "unknown_parameter",
-        "q": "invalid_text",
-        "r": "unsupported_parameter",
-    }
+    assert codes == CODES
     for row in out:
         if row["error"]:
             assert row["generated_text"] is None
@@ -301,6 +304,24 @@ def test_strict_ends_at_the_first_bad_row(tmp_path: Path, world: World) -> None:
         world.run(source, strict=True)
     assert caught.value.exit_code == 1
     assert not (tmp_path / "in.out.jsonl").exists()
+    with pytest.raises(BatchInferError, match="line 2"):  # going on does not pass over it
+        world.run(source, strict=True)
+
+
+def test_messages_name_the_row_by_its_id(tmp_path: Path, world: World) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"key": "k1", "id": 5, "prompt": ""}])
+    world.run(source, tmp_path / "a.jsonl")
+    assert read_jsonl(tmp_path / "a.jsonl")[0]["error"]["message"] == "line 1 (id 5): prompt is empty"
+    world.run(source, tmp_path / "b.jsonl", id_column="key")
+    assert read_jsonl(tmp_path / "b.jsonl")[0]["error"]["message"] == "line 1 (id 'k1'): prompt is empty"
+    with pytest.raises(BatchInferError, match="'nope'"):
+        world.run(source, tmp_path / "c.jsonl", id_column="nope")
+
+
+def test_columns_that_no_row_has_are_mentioned(tmp_path: Path, world: World) -> None:
+    world.run(write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a", "id": 1}]), drop_columns=("id", "idd"))
+    assert any("'idd'" in note for note in world.notes)
+    assert not any("'id'" in note for note in world.notes)
 
 
 def test_pool_need_covers_the_widest_rows(tmp_path: Path, world: World) -> None:
