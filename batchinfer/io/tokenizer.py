@@ -19,7 +19,7 @@ from batchinfer.io.shrinking import bytes_per_token
 from batchinfer.io.token_bytes import token_bytes
 from batchinfer.model.generation import gguf_eos_ids, read_generation_config
 from batchinfer.weights.gguf import read_gguf
-from batchinfer.weights.source import ModelFiles, read_json_if_there
+from batchinfer.weights.source import ModelFiles, read_json, read_json_if_there
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MAX_VOCABULARY = 1 << 24
@@ -101,7 +101,8 @@ def _from_folder(files: ModelFiles) -> Tokenizer:
         eos = [stated, *eos] if stated is not None else eos
     found = folder_template(folder, settings)
     template = ChatTemplate(found[0], found[1], special) if found else None
-    return _finish(backend, eos, template, str(path))
+    rows = read_json(folder / "config.json").get("vocab_size")  # a token without a row in the embedding is none
+    return _finish(backend, eos, template, str(path), rows if isinstance(rows, int) and rows > 0 else None)
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
@@ -168,7 +169,7 @@ def _finish(
     tokens = tokens[:size]
     table = token_bytes(tokens, backend.decoder, place)
     added = backend.get_added_tokens_decoder()
-    special_ids = frozenset(index for index, token in added.items() if token.special)
+    special_ids = frozenset(index for index, token in added.items() if token.special and index < len(tokens))
     eos = tuple(index for index in dict.fromkeys(eos_ids) if index < len(tokens))
     vocabulary = Vocabulary(table.table, special_ids, eos, table.strip_leading_space, table.byte_ids)
     return Tokenizer(backend, vocabulary, template, bytes_per_token(backend, table.table))

@@ -21,7 +21,8 @@ HARMLESS = frozenset((
     "unk_token_id", "sep_token_id", "initializer_range", "model_type", "pretraining_tp", "transformers_version", "use_cache",
     "torch_dtype", "dtype", "max_sequence_length", "model_max_length", "resid_pdrop", "embd_pdrop", "attn_pdrop",
     "hidden_dropout", "attention_probs_dropout_prob", "output_attentions", "output_hidden_states", "return_dict",
-    "use_return_dict", "name_or_path", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset",
+    "use_return_dict", "name_or_path", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+    "_flash_attn_2_enabled", "use_flash_attention",
     "is_llama_config", "unsloth_version", "unsloth_fixed", "transformers.js_config", "id2label", "label2id", "num_labels",
     "problem_type", "finetuning_task", "tokenizer_class", "torchscript", "gradient_checkpointing", "chunk_size_feed_forward",
     "classifier_dropout", "task_specific_params", "use_flash_attn",
@@ -125,6 +126,8 @@ def refuse_unknown(keys: Keys) -> None:
         keys.must_be(key, *allowed)
     for key, value in keys.data.items():
         if key in keys.seen or key in HARMLESS or value is None or value is False or value in ([], {}):
+            continue
+        if key == "layer_types" and isinstance(value, list) and set(map(str, value)) == {"full_attention"}:
             continue
         if TELLING.search(key):
             raise UnsupportedModel(
