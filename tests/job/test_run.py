@@ -41,7 +41,7 @@ LINES = [
     b'{"id": "q", "prompt": "half \\ud800 pair"}',
     b'{"id": "r", "prompt": "x", "n": 2}',
     b'{"id": "z", "prompt": " ", "score": NaN}',
-
+]
 CODES = {
     '{"id": "b", "prompt": "caf\\xe9"}': "invalid_utf8",
     '{"id": "c", "prompt": ': "invalid_json",
