@@ -128,6 +128,8 @@ def test_harmless_keys_pass_and_unknown_notes_are_mentioned(tmp_path: Path, capl
         "sliding_window": None,
         "num_local_experts": 1,
         "rope_interleaved": False,
+        "layer_types": ["full_attention"] * 2,
+        "_flash_attn_2_enabled": True,
     }
     with caplog.at_level(logging.WARNING):
         config_of(tmp_path, **extra, is_llama_config=True, partial_rotary_factor=1.0)

@@ -217,6 +217,15 @@ def test_padding_and_truncation_of_the_file_do_not_touch_prompts(tmp_path: Path)
     assert list(map(len, ours.encode_batch(["a", "abcdefgh"], True))) == [1, 8]
 
 
+def test_tokens_without_an_embedding_row_are_no_part_of_the_vocabulary(tmp_path: Path) -> None:
+    files = folder_with(tmp_path, build_tokenizer())
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": IM_END_ID - 1, "eos_token_id": [5, IM_END_ID]}))
+    vocabulary = load_tokenizer(files).vocabulary
+    assert vocabulary.size == IM_END_ID - 1
+    assert vocabulary.special_ids == {IM_END_ID - 2}
+    assert vocabulary.eos_ids == (5,)
+
+
 def test_special_tokens_in_every_spelling_reach_the_template(tmp_path: Path) -> None:
     config = {
         "bos_token": {"content": "<|endoftext|>", "lstrip": False},

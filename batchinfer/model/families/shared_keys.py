@@ -26,6 +26,12 @@ HARMLESS = frozenset((
     "is_llama_config", "unsloth_version", "unsloth_fixed", "transformers.js_config", "id2label", "label2id", "num_labels",
     "problem_type", "finetuning_task", "tokenizer_class", "torchscript", "gradient_checkpointing", "chunk_size_feed_forward",
     "classifier_dropout", "task_specific_params", "use_flash_attn",
+    # how to generate, in files of old: generation_config.json is what counts
+    "num_beams", "num_beam_groups", "num_return_sequences", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "max_length", "min_length",
+    "do_sample", "early_stopping", "diversity_penalty", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "decoder_start_token_id", "prefix",
+    "return_dict_in_generate", "output_scores", "use_bfloat16", "tf_legacy_loss",
 ))
 # fmt: on
 # Keys that other models of the same shape carry, with the values that mean "not used".
