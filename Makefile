@@ -17,7 +17,7 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/batchinfer run examples/prompts.jsonl -o examples/prompts.out.jsonl --overwrite
-	$(BIN)/python examples/show_answers.py examples/prompts.out.jsonl
+	$(BIN)/python examples/show_answers.py examples/prompts.out.jsonl 16
 
 test: lint
 	$(BIN)/python -m pytest
