@@ -1,7 +1,8 @@
-"""A job in a process of its own, slow enough to be disturbed: `python -m tests.job.child INPUT OUTPUT [STEP_SECONDS [FILE_LIMIT]]`."""
+"""A job in a process of its own, slow enough to be disturbed: `python -m tests.job.child INPUT OUTPUT [--flags]`."""
 
 from __future__ import annotations
 
+import argparse
 import resource
 import sys
 
@@ -10,15 +11,25 @@ from tests.job.world import World
 
 
 def main() -> int:
-    source, output, *more = sys.argv[1:]
-    if len(more) > 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(more[1]), int(more[1])))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("input")
+    parser.add_argument("output")
+    parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--file-limit", type=int, default=0, help="bytes that a file may have: a disk that is full")
+    parser.add_argument("--max-tokens", type=int, default=5)
+    parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--seqs", type=int, default=8)
+    given = parser.parse_args()
+    if given.file_limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (given.file_limit, given.file_limit))
+    world = World(step_seconds=given.step_seconds, max_num_seqs=given.seqs)
     try:
-        report = World(step_seconds=float(more[0]) if more else 0.0).run(source, output, {"max_tokens": 5}, chat=False)
+        report = world.run(given.input, given.output, {"max_tokens": given.max_tokens}, chat=False, overwrite=given.overwrite)
     except BatchInferError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     print(report.message, file=sys.stderr)
+    print(f"ran {world.rows_run}", file=sys.stderr)
     return report.exit_code
 
 

@@ -51,7 +51,7 @@ def wait_for_rows(process: subprocess.Popen[bytes], output: Path, count: int) ->
 def test_killed_three_times(tmp_path: Path, source: Path, whole: bytes) -> None:
     output = tmp_path / "out.jsonl"
     for rows in (10, 40, 70):
-        process = start(source, output, 0.02)
+        process = start(source, output, "--step-seconds=0.02")
         wait_for_rows(process, output, rows)
         process.kill()
         process.wait()
@@ -67,7 +67,7 @@ def test_killed_three_times(tmp_path: Path, source: Path, whole: bytes) -> None:
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(tmp_path: Path, source: Path, whole: bytes, signum: int, code: int) -> None:
     output = tmp_path / "out.jsonl"
-    process = start(source, output, 0.02)
+    process = start(source, output, "--step-seconds=0.02")
     wait_for_rows(process, output, 20)
     process.send_signal(signum)
     _, told = process.communicate(timeout=10)
@@ -81,7 +81,7 @@ def test_interrupted(tmp_path: Path, source: Path, whole: bytes, signum: int, co
 
 def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, source: Path, whole: bytes) -> None:
     output = tmp_path / "out.jsonl"
-    process = start(source, output, 0, 9000)
+    process = start(source, output, "--file-limit=9000")
     _, told = process.communicate(timeout=60)
     assert process.returncode == 1
     assert b"out.jsonl" in told
@@ -101,7 +101,7 @@ def test_stdout_streams_in_order(tmp_path: Path, source: Path, whole: bytes) -> 
 
 
 def test_a_reader_that_goes_away(source: Path) -> None:
-    process = start(source, "-", 0.01, stdout=subprocess.PIPE)
+    process = start(source, "-", "--step-seconds=0.01", stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline()
     process.stdout.close()
@@ -136,7 +136,7 @@ def test_stdin_slowly(tmp_path: Path, source: Path, whole: bytes) -> None:
 def test_stdin_goes_on_after_a_kill(tmp_path: Path, source: Path, whole: bytes) -> None:
     output = tmp_path / "out.jsonl"
     with source.open("rb") as file:
-        process = start("-", output, 0.02, stdin=file)
+        process = start("-", output, "--step-seconds=0.02", stdin=file)
         wait_for_rows(process, output, 30)
         process.kill()
         process.wait()
