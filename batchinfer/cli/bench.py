@@ -77,7 +77,7 @@ def _throughput(config: EngineConfig, path: Path | None, rows: int | None, json_
     opened = time.perf_counter()
     load = _workload(path, rows, model, config)
     io_seconds = time.perf_counter() - opened
-    meter = RunMeter()
+    meter = RunMeter(measure_again=True)
     need = JobNeed(pool_tokens=load.prompt_tokens + load.most_output_tokens)
     engine = meter.build_engine(config, model, need)
     engine.on_step = meter.step

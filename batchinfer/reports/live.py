@@ -247,7 +247,7 @@ def describe_job(info: JobInfo) -> list[str]:
 def progress_line(s: JobSnapshot) -> str:
     """The state of a job in one line."""
     total = f"/{s.num_rows:,}" if s.num_rows is not None else ""
-    left = f", {in_words(s.eta_s)} left" if s.eta_s is not None else ""
+    left = f", {time_left(s)}" if time_left(s) else ""
     return (
         f"[{in_short(s.elapsed_s)}] rows {s.rows_done:,}{total} done, {s.rows_failed:,} failed, {s.running:,} running, {s.waiting:,} waiting; "
         f"tokens/s {s.input_tokens_per_s:,.0f} in, {s.output_tokens_per_s:,.0f} out; KV pool {pool_share(s):.0%}; "
@@ -261,8 +261,7 @@ def progress_panel(s: JobSnapshot, title: str, still_s: float = 0.0) -> Panel:
     head = Table.grid(expand=True, padding=(0, 1))
     head.add_column(ratio=1)
     head.add_column(justify="right", no_wrap=True)
-    left = "" if s.eta_s is None else f"{in_words(s.eta_s)} left"
-    head.add_row(ProgressBar(total=1.0, completed=share), f"{share:.0%}  {left}")
+    head.add_row(ProgressBar(total=1.0, completed=share), f"{share:.0%}  {time_left(s)}")
     body = Table.grid(padding=(0, 3))
     body.add_column(style="dim", no_wrap=True)
     for _ in range(4):
@@ -288,6 +287,11 @@ def progress_panel(s: JobSnapshot, title: str, still_s: float = 0.0) -> Panel:
     if still_s >= SILENCE_SECONDS:
         lines.append(Text(f"no progress for {in_words(still_s)}", style="bold red"))
     return Panel(Group(*lines), title=title, title_align="left", border_style="cyan")
+
+
+def time_left(s: JobSnapshot) -> str:
+    """The estimate in words; nothing where there is none, or where the last rows outlive it."""
+    return "" if s.eta_s is None or s.eta_s < 1 else f"{in_words(s.eta_s)} left"
 
 
 def pool_share(s: JobSnapshot) -> float:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class RunMeter:
     """Hands the job its engine, knows from then on what a step costs at least, and writes the report's keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, measure_again: bool = False) -> None:
+        self.measure_again = measure_again
         self.meter: LimitMeter | None = None
         self.load_seconds = 0.0
 
@@ -29,7 +30,7 @@ class RunMeter:
         start = time.perf_counter()
         engine = build_engine(config, model, need)
         self.load_seconds = time.perf_counter() - start
-        self.meter = None if config.fake_model else meter_for(engine, model)
+        self.meter = None if config.fake_model else meter_for(engine, model, self.measure_again)
         return engine
 
     def step(self, shape: StepShape) -> None:
@@ -44,10 +45,10 @@ class RunMeter:
         return RunSummary.of(report, self.meter).as_dict()
 
 
-def meter_for(engine: Engine, model: ModelHandle) -> LimitMeter | None:
+def meter_for(engine: Engine, model: ModelHandle, measure_again: bool) -> LimitMeter | None:
     """A meter for an engine's steps; None where its arithmetic is not one that the limit is known for."""
     dtype, device = str(engine.settings.get("dtype")), str(engine.settings.get("device", "cpu"))
     if dtype not in BYTES or device not in ("cpu", "cuda"):
         return None
     dims = ModelDims.of(model.config, dtype, engine.limits.kv_bytes_per_token)
-    return LimitMeter(dims, machine_rates(dtype, device))
+    return LimitMeter(dims, machine_rates(dtype, device, measure_again))
