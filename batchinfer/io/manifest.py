@@ -16,15 +16,22 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`fingerprint`: what can change text; `versions` only warn; `date` is frozen for templates that print it."""
+    """`fingerprint`: what can change text; `free` and `versions` may differ and are mentioned; `date` is frozen for templates."""
 
     fingerprint: dict[str, Any]
+    free: dict[str, Any]
     versions: dict[str, str]
     date: datetime
 
     def write(self, path: Path) -> None:
         """Put the manifest in place in one piece."""
-        record = {"format": FORMAT, "fingerprint": self.fingerprint, "versions": self.versions, "date": self.date.isoformat()}
+        record = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "free": self.free,
+            "versions": self.versions,
+            "date": self.date.isoformat(),
+        }
         write_whole(path, json.dumps(record, indent=1, default=str).encode())
 
 
@@ -34,7 +41,7 @@ def try_read_manifest(path: Path) -> Manifest | None:
     if record is None or record.get("format") != FORMAT:
         return None
     try:
-        return Manifest(record["fingerprint"], record["versions"], datetime.fromisoformat(record["date"]))
+        return Manifest(record["fingerprint"], record["free"], record["versions"], datetime.fromisoformat(record["date"]))
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.config import EngineConfig
-from batchinfer.errors import ConfigError, OutputConflict
+from batchinfer.errors import ConfigError, InputFileError, OutputConflict
 from batchinfer.io.durable import write_whole
 from batchinfer.io.finish import finish
 from batchinfer.io.join import Join, KeptColumns
@@ -40,6 +40,7 @@ from batchinfer.job.workplace import (
     begin_manifest,
     check_space,
     find_state,
+    free_settings,
     frozen_date,
     identity_of_job,
     layout_of,
@@ -126,6 +127,8 @@ class Job:
             assert self._rows is not None
             self._generation = Generation(self.asked, self._outside, self._rows, store)
             self._generation.run(model)
+        if opened.files.kind == "parquet" and identity_of(opened.files.paths) != opened.identity:  # lines are compared one by one
+            raise InputFileError(f"{self.asked.input.input} changed while the job ran; start again with --overwrite")
         self._finish(join, opened.places)
         if not self._streams:
             self._settle(opened.places, identity, date)
@@ -177,7 +180,7 @@ class Job:
             asked_model = AskedModel(fingerprint, model.max_model_len, self._rows.chat, self._rows.defaults)
         record = identity_of_job(asked.config, asked.input, asked.output, opened.identity, asked_model)
         self.report.fingerprint = record
-        return JobIdentity(record, layout_of(asked.output), read_versions())
+        return JobIdentity(record, layout_of(asked.output), free_settings(asked.config), read_versions())
 
     def _claim(self, opened: Opened, identity: JobIdentity, date: datetime) -> bool:
         """Make the place this job's; False when an earlier run has done everything."""

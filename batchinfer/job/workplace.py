@@ -20,6 +20,18 @@ from batchinfer.io.rows import Columns
 
 MAX_DIFFERENCES = 8
 SPARE_BYTES = 1 << 16
+TELLING = ("device", "dtype", "kv_cache_dtype", "quantization", "fake_model")  # settings of the engine that can change text
+FREE = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "num_kv_blocks",
+    "kv_cache_memory",
+    "prefix_caching",
+    "chunked_prefill",
+    "order",
+    "threads",
+)
 
 
 class State(StrEnum):
@@ -32,10 +44,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """What makes two command lines the same job. `layout` shapes the output but no text."""
+    """What makes two command lines the same job. `layout` shapes the output but no text; `free` changes neither."""
 
     fingerprint: dict[str, Any]
     layout: dict[str, Any]
+    free: dict[str, Any]
     versions: dict[str, str]
 
 
@@ -57,7 +70,7 @@ def identity_of_job(
         "input": {"files": files, "offset": options.offset, "limit": options.limit, "columns": asdict(Columns.of(options))},
         "rendering": {"system_prompt": options.system_prompt},
         "sampling": {"job_seed": config.seed, "row_params": options.row_params},
-        "engine": {name: getattr(config, name) for name in ("device", "dtype", "kv_cache_dtype", "quantization", "fake_model")},
+        "engine": {name: getattr(config, name) for name in TELLING},
         "result": {"generated_token_ids": output.generated_token_ids},
     }
     if model is not None:
@@ -70,6 +83,11 @@ def identity_of_job(
 def layout_of(output: OutputOptions) -> dict[str, Any]:
     """What shapes the output file without changing any text."""
     return normal({"keep_columns": output.keep_columns, "drop_columns": output.drop_columns, "prefix": output.prefix})
+
+
+def free_settings(config: EngineConfig) -> dict[str, Any]:
+    """The engine's settings that change no text."""
+    return normal({name: getattr(config, name) for name in FREE})
 
 
 def find_state(places: Places, identity: JobIdentity, output: OutputOptions, note: Callable[[str], None]) -> State:
@@ -95,8 +113,10 @@ def find_state(places: Places, identity: JobIdentity, output: OutputOptions, not
             f"{places.output}: an unfinished job with other settings is here: {listed}. "
             "Run it with its own settings to go on, give another -o, or start afresh with --overwrite"
         )
+    for change in differences(manifest.free, identity.free):
+        note(f"resumed with another setting, which changes no text: {change}")
     for change in differences(manifest.versions, identity.versions):
-        note(f"resumed with another version: {change}")
+        note(f"resumed with another version, which may change texts: {change}")
     return State.RESUMED
 
 
@@ -127,7 +147,7 @@ def clear(places: Places) -> None:
 def begin_manifest(places: Places, state: State, identity: JobIdentity, date: datetime) -> None:
     """Put the job's manifest in place before its first result; one that is there stays."""
     if state is not State.RESUMED:
-        Manifest(identity.fingerprint, identity.versions, date).write(places.manifest)
+        Manifest(identity.fingerprint, identity.free, identity.versions, date).write(places.manifest)
 
 
 def frozen_date(places: Places, output: OutputOptions) -> datetime:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchinfer.errors import OutputConflict
+from batchinfer.errors import InputFileError, OutputConflict
 from batchinfer.io.lock import OutputLock
 from tests.job.world import World, leftovers, read_jsonl, write_jsonl
 
@@ -132,8 +132,32 @@ def test_an_input_changed_behind_its_date_is_noticed(tmp_path: Path, source: Pat
 def test_what_cannot_change_text_may_differ(tmp_path: Path, source: Path, whole: bytes) -> None:
     output = tmp_path / "out.jsonl"
     stop_early(source, output)
-    World(max_num_seqs=3).run(source, output, max_num_seqs=3, threads=1, num_kv_blocks=500)
+    world = World(max_num_seqs=3)
+    world.run(source, output, max_num_seqs=3, threads=1, num_kv_blocks=500)
     assert output.read_bytes() == whole
+    assert any("max_num_seqs: was null, is 3" in note for note in world.notes)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_input_that_changes_while_the_job_runs(tmp_path: Path, kind: str) -> None:
+    rows = [{"id": i, "prompt": f"prompt {i}"} for i in range(5)]
+    source = tmp_path / f"a.{kind}"
+
+    def write(text: str) -> None:
+        changed = [{**row, "prompt": row["prompt"] + text} for row in rows]
+        if kind == "jsonl":
+            write_jsonl(source, changed)
+        else:
+            pq.write_table(pa.Table.from_pylist(changed), source)
+
+    class Meddler(World):
+        def started(self, info: object) -> None:
+            write("!")
+
+    write("")
+    with pytest.raises(InputFileError, match="changed while the job ran"):
+        Meddler().run(source, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_finished_job_says_so(tmp_path: Path, source: Path, whole: bytes) -> None:
