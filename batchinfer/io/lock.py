@@ -18,7 +18,9 @@ class OutputLock:
             try:
                 self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
-                raise OutputError(f"{output}: the folder {path.parent} cannot be written: {error.strerror}") from None
+                raise OutputError(
+                    f"{output}: the folder {path.parent} cannot be written ({error.strerror}); give another place with -o"
+                ) from None
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -339,3 +339,33 @@ def test_faces_hear_of_the_job(tmp_path: Path, world: World) -> None:
     assert len(world.answers) == 1
     assert report.seconds.io > 0
     assert report.stats.steps > 0
+
+
+def test_every_column_may_be_dropped(tmp_path: Path, world: World) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "in.parquet", row_group_size=1)
+    for kind in ("jsonl", "parquet"):
+        for ending in ("jsonl", "parquet"):
+            output = tmp_path / f"{kind}.out.{ending}"
+            world.run(tmp_path / f"in.{kind}", output, drop_columns=("prompt",))
+            rows = read_jsonl(output) if ending == "jsonl" else pq.read_table(output).to_pylist()
+            assert [list(row) for row in rows] == [RESULT, RESULT]
+            assert all(row["generated_text"] for row in rows)
+
+
+def test_a_folder_of_tables_with_different_columns(tmp_path: Path, world: World) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(pa.table({"prompt": ["a1", "a2"], "id": [1, 2]}), folder / "a.parquet")
+    pq.write_table(
+        pa.table({"id": pa.array([3.5]), "extra": pa.nulls(1), "prompt": pa.array(["b1"], pa.large_string())}), folder / "b.parquet"
+    )
+    pq.write_table(pa.table({"prompt": pa.array([None], pa.string()), "extra": ["late"]}), folder / "c.parquet")
+    world.run(folder, tmp_path / "out.parquet")
+    out = pq.read_table(tmp_path / "out.parquet")
+    assert out["prompt"].to_pylist() == ["a1", "a2", "b1", None]
+    assert out["id"].to_pylist() == [1.0, 2.0, 3.5, None]
+    assert out["extra"].to_pylist() == [None, None, None, "late"]
+    assert out["error"].to_pylist()[3]["message"].startswith("c.parquet row 1")
+    world.run(folder, tmp_path / "out.jsonl")
+    assert [row["extra"] for row in read_jsonl(tmp_path / "out.jsonl")] == [None, None, None, "late"]
