@@ -60,10 +60,10 @@ class HistoryModel:
 
 
 class Optimist(OutputForecast):
-    """Expects every row to end with its next token, so that the pool overflows and rows are preempted."""
+    """Expects every row to give back more than it holds, so that any row is admitted, the pool overflows and rows are preempted."""
 
     def expected(self, remaining: np.ndarray, produced: np.ndarray, exact: np.ndarray) -> np.ndarray:
-        return np.minimum(remaining, 1)
+        return np.full_like(remaining, -(10**6))
 
 
 @dataclass(frozen=True)

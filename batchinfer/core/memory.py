@@ -12,7 +12,7 @@ import numpy as np
 
 from batchinfer.core.block_pool import BlockPool
 from batchinfer.core.plan import Join, Plan, Schedule
-from batchinfer.core.prefix_cache import PrefixCache
+from batchinfer.core.prefix_cache import PrefixCache, Probe
 from batchinfer.core.seeds import row_seed
 from batchinfer.core.sequences import Sequence, SequenceTable
 from batchinfer.core.stats import RunStats
@@ -100,10 +100,9 @@ class KVMemory:
         table.num_blocks[slots] = 0
         table.remove(slots)
 
-    def probe(self, seq: Sequence) -> tuple[int, bool]:
-        """(prompt tokens probably cached, whether a running row computes the next block); changes nothing."""
-        num_blocks, pending = self.prefix.probe(seq)
-        return num_blocks * self.block_size, pending
+    def probe(self, seq: Sequence) -> Probe:
+        """What the prefix cache could give the sequence now; changes nothing."""
+        return self.prefix.probe(seq)
 
     def check(self) -> None:
         """Assert every invariant of pool, tables and prefix cache; tests call it after each step."""

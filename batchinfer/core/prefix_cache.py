@@ -6,7 +6,7 @@ mean equal tokens all the way to the root: the comparison of tokens is the dicti
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,11 +17,22 @@ Key = tuple[int, bytes]
 ROOT = 0
 
 
+class Probe(NamedTuple):
+    """What the cache could give a sequence now."""
+
+    num_blocks: int  # leading blocks that could be reused
+    missing: Key | None  # the next full block, None when there is none
+    pending: bool  # another running row computes that block
+
+
+NOTHING = Probe(0, None, False)
+
+
 class PrefixCache(Protocol):
     """Lookup and publication of full blocks."""
 
-    def probe(self, seq: Sequence) -> tuple[int, bool]:
-        """(number of leading blocks that could be reused, whether another running row computes the next one)."""
+    def probe(self, seq: Sequence) -> Probe:
+        """What could be reused; changes nothing."""
 
     def match(self, seq: Sequence) -> np.ndarray:
         """Ids of those leading blocks, int32; remembers the chain, and the next block as being computed by `seq`."""
@@ -36,9 +47,9 @@ class PrefixCache(Protocol):
 class NoPrefixCache:
     """Nothing is reused."""
 
-    def probe(self, seq: Sequence) -> tuple[int, bool]:
+    def probe(self, seq: Sequence) -> Probe:
         """Find nothing."""
-        return 0, False
+        return NOTHING
 
     def match(self, seq: Sequence) -> np.ndarray:
         """Find nothing."""
@@ -61,7 +72,7 @@ class TriePrefixCache:
         self._key_of: dict[int, Key] = {}
         self._serial_of: dict[int, int] = {}
         self._next_serial = ROOT + 1
-        self._pending: dict[Key, int] = {}  # key -> seq_id of the row that computes it
+        self._pending: dict[Key | None, int] = {}  # key -> seq_id of the row that computes it
         pool.forget = self.forget
 
     def _walk(self, token_ids: np.ndarray) -> tuple[list[int], int, Key | None]:
@@ -81,10 +92,10 @@ class TriePrefixCache:
             serial = serial_of[block_id]
         return found, serial, None
 
-    def probe(self, seq: Sequence) -> tuple[int, bool]:
-        """(number of leading blocks that could be reused, whether another running row computes the next one)."""
+    def probe(self, seq: Sequence) -> Probe:
+        """What could be reused; changes nothing."""
         found, _, missing = self._walk(seq.token_ids())
-        return len(found), missing is not None and missing in self._pending
+        return Probe(len(found), missing, missing in self._pending)
 
     def match(self, seq: Sequence) -> np.ndarray:
         """Ids of the leading blocks to reuse, int32; later rows with the same next block wait for this one."""

@@ -11,6 +11,7 @@ from batchinfer.core.forecast import OutputForecast, peak_tokens
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.order import WaitingQueue
 from batchinfer.core.plan import Join, Plan, Schedule
+from batchinfer.core.prefix_cache import Key
 from batchinfer.core.sequences import Sequence
 
 MAX_PASSED_OVER = 64  # rows that wait for a prefix being computed, skipped in one step before admission stops
@@ -101,12 +102,14 @@ class Scheduler:
         room = min(self._budget.max_num_seqs, self._budget.max_num_batched_tokens) - num_running
         joins: list[Join] = []
         passed_over: list[Sequence] = []
+        claimed: dict[Key, None] = {}  # blocks that the rows admitted in this step will compute
         if room <= 0:
             return joins
         fits = _FutureFit(self._memory, self.forecast, self._watermark)
         for seq in self.queue.take():
-            cached, pending = self._memory.probe(seq)
-            if pending:  # a running row computes its prefix: in the next step it costs nothing
+            probe = self._memory.probe(seq)
+            cached = probe.num_blocks * self._memory.block_size
+            if probe.pending or probe.missing in claimed:  # its prefix is being computed: in the next step it costs nothing
                 passed_over.append(seq)
                 if len(passed_over) >= MAX_PASSED_OVER:
                     break
@@ -118,6 +121,8 @@ class Scheduler:
                 passed_over.append(seq)
                 break
             joins.append(Join(seq, grant))
+            if probe.missing is not None:
+                claimed[probe.missing] = None
             left -= grant
             room -= 1
             if left <= 0 or room <= 0:

@@ -132,11 +132,8 @@ class StopChecker:
         if reason is FinishReason.STOP and kept is None and not params.include_stop_str_in_output:
             ids.pop()
         if kept is None:
-            return vocabulary.decode(ids, params.skip_special_tokens)
-        raw = vocabulary.text_bytes(ids, params.skip_special_tokens)[:kept]
-        if vocabulary.strip_leading_space and raw.startswith(b" "):
-            raw = raw[1:]
-        return raw.decode("utf-8", errors="replace")
+            return vocabulary.continuation(ids, params.skip_special_tokens)
+        return vocabulary.text_bytes(ids, params.skip_special_tokens)[:kept].decode("utf-8", errors="replace")
 
     def _spec(self, params: SamplingParams) -> WatchSpec:
         """A stop string that spells a special token is that token: its text may never show."""

@@ -34,14 +34,18 @@ class Vocabulary:
         return b"".join([table[i] for i in token_ids if i < size])
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Text of the tokens; bytes that are no UTF-8 become U+FFFD, as in the tokenizer's own decoder."""
+        """Text of the tokens as a whole text, as the tokenizer's own decoder gives it."""
+        text = self.continuation(token_ids, skip_special_tokens)
+        return text.removeprefix(" ") if self.strip_leading_space else text
+
+    def continuation(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text that the tokens add to one before them: a leading space stays; bytes that are no UTF-8 become U+FFFD."""
         ids = list(token_ids)
         raw = self.text_bytes(ids, skip_special_tokens)
         try:
-            text = raw.decode("utf-8")
+            return raw.decode("utf-8")
         except UnicodeDecodeError:
-            text = self._decode_runs(ids, skip_special_tokens) if self.byte_ids else raw.decode("utf-8", errors="replace")
-        return text.removeprefix(" ") if self.strip_leading_space else text
+            return self._decode_runs(ids, skip_special_tokens) if self.byte_ids else raw.decode("utf-8", errors="replace")
 
     def _decode_runs(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         """As SentencePiece decoders do: a run of byte tokens that is no UTF-8 becomes one U+FFFD for each of its bytes."""
