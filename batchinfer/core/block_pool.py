@@ -49,11 +49,12 @@ class BlockPool:
         """Return `count` block ids, int32, with one reference each, or None when there are too few."""
         if count > self.num_free:
             return None
-        from_blank = min(count, self._num_blank)
-        self._num_blank -= from_blank
-        ids = self._blank[self._num_blank : self._num_blank + from_blank][::-1].copy()
-        if from_blank < count:
-            ids = np.concatenate((ids, self._evict(count - from_blank)))
+        if count > self._num_blank:
+            # A little more than asked for: in a full pool every join would otherwise pay for an eviction of its own.
+            spare = min(self._num_reusable, count - self._num_blank + self.num_blocks // 256)
+            self._set_blank(self._evict(spare))
+        self._num_blank -= count
+        ids = self._blank[self._num_blank : self._num_blank + count][::-1].copy()
         self.refs[ids] = 1
         return ids
 
@@ -75,10 +76,12 @@ class BlockPool:
             if len(last) < len(freed):
                 freed = freed[np.sort(len(freed) - 1 - last)]
         keyed = self.keyed[freed]
-        blank = freed[~keyed]
-        self._blank[self._num_blank : self._num_blank + len(blank)] = blank
-        self._num_blank += len(blank)
+        self._set_blank(freed[~keyed])
         self._push(freed[keyed])
+
+    def _set_blank(self, block_ids: np.ndarray) -> None:
+        self._blank[self._num_blank : self._num_blank + len(block_ids)] = block_ids
+        self._num_blank += len(block_ids)
 
     def _push(self, block_ids: np.ndarray) -> None:
         count = len(block_ids)

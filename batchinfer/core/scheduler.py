@@ -18,14 +18,23 @@ MAX_PASSED_OVER = 64  # rows that wait for a prefix being computed, skipped in o
 
 
 class ChunkPolicy(Protocol):
-    """How a span of several tokens may be cut to the budget."""
+    """How spans of several tokens may be cut to the budget."""
+
+    def share(self, todo: np.ndarray, budget: int) -> np.ndarray:
+        """Tokens to compute per running row, int32 [S], of `todo` in order."""
 
     def grant(self, todo: int, left: int, first: bool) -> int:
-        """Tokens to compute of `todo`, with `left` in the budget; `first` when nothing else runs in the step."""
+        """Tokens to compute of a row that joins, with `left` in the budget; `first` when nothing else runs in the step."""
 
 
 class ChunkedPrefill:
     """Cut prompts wherever the budget ends."""
+
+    def share(self, todo: np.ndarray, budget: int) -> np.ndarray:
+        """Each row what it has to do, until the budget ends within one."""
+        before = np.cumsum(todo) - todo
+        grants: np.ndarray = np.clip(budget - before, 0, todo)
+        return grants
 
     def grant(self, todo: int, left: int, first: bool) -> int:
         """As much as fits."""
@@ -34,6 +43,15 @@ class ChunkedPrefill:
 
 class WholePrompts:
     """Never cut a prompt; one longer than the budget runs in a step of its own."""
+
+    def share(self, todo: np.ndarray, budget: int) -> np.ndarray:
+        """Each row all or nothing."""
+        grants = np.zeros(len(todo), np.int32)
+        left = budget
+        for index, tokens in enumerate(todo.tolist()):
+            grants[index] = self.grant(tokens, left, left == budget)
+            left -= int(grants[index])
+        return grants
 
     def grant(self, todo: int, left: int, first: bool) -> int:
         """All or nothing."""
@@ -75,7 +93,8 @@ class Scheduler:
         if left >= 0 and int(todo.max(initial=0)) <= 1:  # every running row decodes
             grants = todo
         else:
-            grants, left = self._share_out(todo)
+            grants = self._chunks.share(todo, self._budget.max_num_batched_tokens)
+            left = self._budget.max_num_batched_tokens - int(grants.sum())
         joins = self._admissions(left, len(slots)) if left > 0 and len(self.queue) else []
         return Schedule(slots, grants, joins)
 
@@ -85,18 +104,6 @@ class Scheduler:
             self.queue.push_front(plan.deferred)
         if plan.preempted:
             self.queue.push_front(reversed(plan.preempted))
-
-    def _share_out(self, todo: np.ndarray) -> tuple[np.ndarray, int]:
-        """Split the budget over running rows in order."""
-        left = self._budget.max_num_batched_tokens
-        grants = np.zeros(len(todo), np.int32)
-        for index, tokens in enumerate(todo.tolist()):
-            if left <= 0:
-                break
-            grant = self._chunks.grant(tokens, left, left == self._budget.max_num_batched_tokens)
-            grants[index] = grant
-            left -= grant
-        return grants, left
 
     def _admissions(self, left: int, num_running: int) -> list[Join]:
         room = min(self._budget.max_num_seqs, self._budget.max_num_batched_tokens) - num_running

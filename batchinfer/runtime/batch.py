@@ -43,8 +43,8 @@ class RaggedBatchBuilder:
         else:
             slots = np.repeat(plan.slots, counts)
             positions = np.arange(starts[-1]) + np.repeat(plan.start - starts[:-1], counts)
-        input_ids = table.tokens[slots, positions].astype(np.int64)
-        blocks = table.block_table[slots, positions // size].astype(np.int64)
+        input_ids = _take(table.tokens, slots, positions)
+        blocks = _take(table.block_table, slots, positions // size)
         attn = AttnInputs(
             query_start=starts,
             start=plan.start,
@@ -60,3 +60,9 @@ class RaggedBatchBuilder:
     def _to_device(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+
+
+def _take(matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """matrix[rows, columns] as int64; one flat index is several times faster than two."""
+    flat: np.ndarray = matrix.reshape(-1).take(rows.astype(np.int64) * matrix.shape[1] + columns, mode="clip")
+    return flat.astype(np.int64)

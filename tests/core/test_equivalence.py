@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tests.fakes import LETTERS, Setup, make_engine, request, run_checked
-
 from batchinfer.core.request import Request
+from tests.fakes import LETTERS, Setup, make_engine, request, run_checked
 
 
 def workload(seed: int) -> list[Request]:

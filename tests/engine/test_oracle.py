@@ -50,7 +50,7 @@ def test_tiny_models_give_transformers_logits(tmp_path: Path, shape: str) -> Non
     model = open_tiny(folder)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, VOCAB_SIZE, n).tolist() for n in (1, 5, 64, 65, 150)]
-    prompts.append(prompts[-1][:100] + [7, 8, 9])  # shares blocks with the row before
+    prompts.append([*prompts[-1][:100], 7, 8, 9])  # shares blocks with the row before
     rows = [Request(i, ids(p), SamplingParams(max_tokens=12, ignore_eos=True)) for i, p in enumerate(prompts)]
     for budget in (1024, 33):
         engine = build(model, max_num_batched_tokens=budget, block_size=16, order="arrival")
