@@ -16,9 +16,10 @@ from batchinfer.weights.source import ModelFiles, resolve_model
 if TYPE_CHECKING:
     from batchinfer.attention.base import AttnSpec
     from batchinfer.core.memory import KVMemory
-    from batchinfer.engine import ControlPlane, DataPlane, Engine, EngineLimits
+    from batchinfer.engine import ControlPlane, Engine, EngineLimits
     from batchinfer.layers.linear import Linear
     from batchinfer.model.decoder import Decoder
+    from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
 
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
@@ -179,8 +180,8 @@ def _control_plane(config: EngineConfig, model: ModelHandle, limits: EngineLimit
 def _data_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget, kv_name: str, parts: tuple[Decoder, Linear]) -> DataPlane:
     from batchinfer.attention.kv_cache import KV_FORMATS, KVCache
     from batchinfer.attention.reference import ReferenceAttention
-    from batchinfer.engine import DataPlane
     from batchinfer.runtime.batch import RaggedBatchBuilder
+    from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.head import GenerateHead
     from batchinfer.runtime.runner import EagerRunner
 
@@ -193,12 +194,13 @@ def _data_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget
         batcher=RaggedBatchBuilder(table, block_size, target.device),
         runner=EagerRunner(decoder, ReferenceAttention(kv, target.device)),
         head=GenerateHead(lm_head, table, model.tokenizer.vocabulary, control.stopper.stop_ids, target.ops),
+        clear=kv.clear,
     )
 
 
 def _fake_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget) -> DataPlane:
-    from batchinfer.engine import DataPlane
     from batchinfer.runtime.batch import RaggedBatchBuilder
+    from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.fake import FakeHead, FakeRunner
 
     table = control.memory.table

@@ -5,43 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from batchinfer.core.drafts import DraftProposer
 from batchinfer.core.memory import KVMemory
-from batchinfer.core.plan import Drafts, Plan, StepResult
+from batchinfer.core.plan import Plan, StepResult
 from batchinfer.core.request import Request, Result
 from batchinfer.core.scheduler import Scheduler
 from batchinfer.core.sequences import Sequence
 from batchinfer.core.stats import RunStats, StepShape
 from batchinfer.core.stop import REASONS, StopChecker
 from batchinfer.errors import InputError
+from batchinfer.runtime.data_plane import DataPlane
+from batchinfer.runtime.isolation import Isolation, is_out_of_memory
 
 if TYPE_CHECKING:
     from batchinfer.core.vocabulary import Vocabulary
-
-
-class BatchBuilder(Protocol):
-    """Turns a plan into the device's ragged batch."""
-
-    def build(self, plan: Plan, drafts: Drafts) -> Any:
-        """One batch, on the device."""
-
-
-class Runner(Protocol):
-    """The model's forward pass."""
-
-    def forward(self, batch: Any) -> Any:
-        """Hidden states of the rows that need logits."""
-
-
-class Head(Protocol):
-    """From hidden states to tokens."""
-
-    def decide(self, hidden: Any, batch: Any) -> StepResult:
-        """Sample one token per sampling span; the step's one wait for the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +49,11 @@ class ControlPlane:
     drafter: DraftProposer
 
 
-@dataclass(frozen=True, slots=True)
-class DataPlane:
-    """The parts that compute: built together, for one device."""
-
-    batcher: BatchBuilder
-    runner: Runner
-    head: Head
-
-
 def ignore_step(shape: StepShape) -> None:
+    """The listener that does not listen."""
+
+
+def ignore_notice(text: str) -> None:
     """The listener that does not listen."""
 
 
@@ -92,9 +68,12 @@ class Engine:
         self.batcher = device.batcher
         self.runner = device.runner
         self.head = device.head
+        self._clear = device.clear
+        self._isolation = Isolation(device, self.drafter.propose)
         self.limits = limits
         self.stats: RunStats = self.memory.stats
         self.on_step: Callable[[StepShape], None] = ignore_step
+        self.on_notice: Callable[[str], None] = ignore_notice  # hears what a person should know
         self.choices: list[str] = []  # one printable line for each automatic choice
         self.settings: dict[str, object] = {}
         self._vocabulary = vocabulary
@@ -113,11 +92,16 @@ class Engine:
         plan = self.memory.reserve(schedule)  # 2 prefix match, then blocks
         self.scheduler.settle(plan)
         drafts = self.drafter.propose(plan)  # 3 guess ahead, within the reservation
-        batch = self.batcher.build(plan, drafts)
-        built = perf_counter()
-        hidden = self.runner.forward(batch)  # 4 one ragged forward
-        ran = perf_counter()
-        result = self.head.decide(hidden, batch)  # 5 sample and verify
+        built = ran = perf_counter()
+        try:
+            batch = self.batcher.build(plan, drafts)
+            built = perf_counter()
+            hidden = self.runner.forward(batch)  # 4 one ragged forward
+            ran = perf_counter()
+            result = self.head.decide(hidden, batch)  # 5 sample and verify
+            self._isolation.succeeded()
+        except Exception as error:  # a kernel, memory, an assertion: only the rows that cause it may suffer
+            result = self._retry(plan, error)
         sampled = perf_counter()
         finished = self.retire(plan, result)  # 6 append, publish, release, report
         self._account(plan, (began, built, ran, sampled, perf_counter()))
@@ -187,6 +171,8 @@ class Engine:
 
     def retire(self, plan: Plan, result: StepResult) -> list[Result]:
         """The one place where rows change because of the model: append, stop, publish, release."""
+        if result.failures:
+            return self._fail(plan, result)
         table = self.memory.table
         table.num_computed[plan.slots] = plan.start + plan.num_tokens
         sampling = plan.slots[plan.samples]
@@ -201,6 +187,29 @@ class Engine:
         finished = [self._finish(int(slot), int(code)) for slot, code in zip(slots, verdict[ended], strict=True)]
         self.memory.release(slots)
         return finished
+
+    def _retry(self, plan: Plan, error: Exception) -> StepResult:
+        """Compute a failed step again in parts; with less in every later step when memory was short."""
+        if is_out_of_memory(error):
+            budget = self.scheduler.shrink()
+            self.on_notice(
+                f"memory ran out: from now on at most {budget.max_num_seqs:,} rows and {budget.max_num_batched_tokens:,} tokens a step"
+            )
+        return self._isolation.retry(plan, error)
+
+    def _fail(self, plan: Plan, result: StepResult) -> list[Result]:
+        """End the rows that cannot go on, clear what they wrote, and retire the others."""
+        failed = np.array(list(result.failures), np.int32)
+        results = []
+        for slot, error in result.failures.items():
+            seq = self.memory.table.sequences[slot]
+            assert seq is not None
+            results.append(Result(seq.request.row, num_prompt_tokens=len(seq.request.prompt_ids), error=error))
+        stay = ~np.isin(plan.slots, failed)
+        tokens = result.token_ids[stay[plan.samples]]
+        self._clear(self.memory.discard(failed))
+        self.stats.rows_finished += len(failed)
+        return results + self.retire(plan.part(stay), StepResult(tokens))
 
     def _finish(self, slot: int, code: int) -> Result:
         seq = self.memory.table.sequences[slot]

@@ -60,3 +60,7 @@ class CapacityError(BatchInferError):
 
 class BackendError(BatchInferError):
     """A required device or kernel is missing."""
+
+
+class EngineFault(BatchInferError):
+    """The engine or its device fails whatever it is given; finished rows are kept."""

@@ -18,7 +18,8 @@ from batchinfer.core.scheduler import Budget, ChunkedPrefill, Scheduler, WholePr
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.stop import StopChecker
 from batchinfer.core.vocabulary import Vocabulary
-from batchinfer.engine import ControlPlane, DataPlane, Engine, EngineLimits
+from batchinfer.engine import ControlPlane, Engine, EngineLimits
+from batchinfer.runtime.data_plane import DataPlane
 
 LETTERS = Vocabulary(token_bytes=[bytes([97 + i]) for i in range(26)] + [b"<eos>"], special_ids=frozenset({26}), eos_ids=(26,))
 

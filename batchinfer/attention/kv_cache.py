@@ -51,6 +51,14 @@ class KVCache:
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self.layers = [LayerKV(_zeros(shape, kv_format.dtype, device), _zeros(shape, kv_format.dtype, device)) for _ in range(num_layers)]
 
+    def clear(self, block_ids: np.ndarray) -> None:
+        """Zero blocks whose contents may be no numbers: masked slots are still multiplied, and 0 times NaN is NaN."""
+        where = torch.from_numpy(block_ids.astype(np.int64))
+        for layer in self.layers:
+            where = where.to(layer.k.device)
+            layer.k[where] = 0
+            layer.v[where] = 0
+
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A zeroed tensor: unwritten slots are multiplied by a weight of zero, so they must hold no NaN."""

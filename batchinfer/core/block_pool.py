@@ -79,6 +79,17 @@ class BlockPool:
         self._set_blank(freed[~keyed])
         self._push(freed[keyed])
 
+    def discard(self, block_ids: np.ndarray) -> np.ndarray:
+        """Make those of the (distinct) blocks that nobody holds blank: what they store is not to be used. Returns them."""
+        free: np.ndarray = block_ids[self.refs[block_ids] == 0]
+        keyed = free[self.keyed[free]]
+        self._num_reusable -= len(keyed)
+        self.keyed[keyed] = False
+        self._stamp[keyed] = -1
+        self.forget(keyed.tolist())
+        self._set_blank(keyed)
+        return free
+
     def _set_blank(self, block_ids: np.ndarray) -> None:
         self._blank[self._num_blank : self._num_blank + len(block_ids)] = block_ids
         self._num_blank += len(block_ids)

@@ -100,6 +100,13 @@ class KVMemory:
         table.num_blocks[slots] = 0
         table.remove(slots)
 
+    def discard(self, slots: np.ndarray) -> np.ndarray:
+        """Release sequences whose KV may be damaged; returns the blocks that must be cleared before they are used again."""
+        table = self.table
+        held = np.unique(np.concatenate([table.block_table[slot, : table.num_blocks[slot]] for slot in slots.tolist()]))
+        self.release(slots)
+        return self.pool.discard(held)
+
     def probe(self, seq: Sequence) -> Probe:
         """What the prefix cache could give the sequence now; changes nothing."""
         return self.prefix.probe(seq)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from batchinfer.core.request import RowError
 from batchinfer.core.sequences import Sequence
 
 
@@ -38,6 +39,10 @@ class Plan:
     deferred: list[Sequence] = field(default_factory=list)
     joined: list[Sequence] = field(default_factory=list)
 
+    def part(self, which: np.ndarray) -> Plan:
+        """The spans at `which` (indices or mask), as a plan that admits and preempts nobody."""
+        return Plan(self.slots[which], self.start[which], self.num_tokens[which], self.samples[which])
+
 
 @dataclass(slots=True)
 class Drafts:
@@ -48,6 +53,10 @@ class Drafts:
 
 @dataclass(slots=True)
 class StepResult:
-    """The step's one transfer from the device: the sampled token of each sampling span, int32 [R]."""
+    """The step's one transfer from the device: the sampled token of each sampling span, int32 [R].
+
+    `failures` are slots of the plan that cannot go on, and why; their tokens, where they have any, mean nothing.
+    """
 
     token_ids: np.ndarray
+    failures: dict[int, RowError] = field(default_factory=dict)

@@ -98,6 +98,13 @@ class Scheduler:
         joins = self._admissions(left, len(slots)) if left > 0 and len(self.queue) else []
         return Schedule(slots, grants, joins)
 
+    def shrink(self) -> Budget:
+        """Halve what a step may compute, because memory ran out; returns the new budget."""
+        most = max(self._memory.stats.running, 1)
+        seqs = max(1, min(self._budget.max_num_seqs, most) // 2)
+        self._budget = Budget(seqs, max(seqs, self._budget.max_num_batched_tokens // 2))
+        return self._budget
+
     def settle(self, plan: Plan) -> None:
         """Put back what memory did not admit, and what it preempted, at the front."""
         if plan.deferred:

@@ -131,6 +131,7 @@ class Generation:
         report.settings = dict(engine.settings)
         self._progress = Progress(self._store.tally, self._stream, engine.stats)
         engine.on_step = self._on_step
+        engine.on_notice = self._outside.observer.note
         self._outside.observer.started(self._info(engine))
         return engine
 

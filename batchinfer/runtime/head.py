@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchinfer.core.plan import StepResult
-from batchinfer.core.request import SamplingParams
+from batchinfer.core.request import RowError, SamplingParams
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.layers.linear import Linear
@@ -17,6 +17,7 @@ from batchinfer.ops.table import Ops
 from batchinfer.runtime.batch import StepBatch
 from batchinfer.runtime.sampler import gather_columns, sample
 
+NOT_FINITE = RowError("non_finite_logits", "the model's logits for this row are NaN or infinite; try --dtype float32")
 SLICE_ROWS = 64  # rows of logits alive at a time: 64 x 128,000 float32 are 32 MB
 
 
@@ -37,17 +38,23 @@ class GenerateHead:
     def decide(self, hidden: Tensor, batch: StepBatch) -> StepResult:
         """hidden [R, H] -> one token per row, int32 [R] on the host."""
         slots = batch.sampling_slots
-        parts = [self._decide(hidden[i : i + SLICE_ROWS], slots[i : i + SLICE_ROWS]) for i in range(0, len(slots), SLICE_ROWS)]
+        failures: dict[int, RowError] = {}
+        parts = [self._decide(hidden[i : i + SLICE_ROWS], slots[i : i + SLICE_ROWS], failures) for i in range(0, len(slots), SLICE_ROWS)]
         if not parts:
             return StepResult(np.empty(0, np.int32))
         token_ids = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return StepResult(token_ids.to("cpu", torch.int32).numpy())
+        return StepResult(token_ids.to("cpu", torch.int32).numpy(), failures)
 
-    def _decide(self, hidden: Tensor, slots: np.ndarray) -> Tensor:
+    def _decide(self, hidden: Tensor, slots: np.ndarray, failures: dict[int, RowError]) -> Tensor:
         # The model's table may be wider than the tokenizer (padding): those ids are never sampled.
         logits = self._lm_head(hidden)[:, : self._vocab_size]
         logits = self._without_early_ends(logits, slots)
         token_ids = self._argmax(logits)
+        # The largest logit is NaN or infinite if any is NaN, any is +inf, or all are -inf.
+        sound = torch.isfinite(logits.gather(1, token_ids[:, None]).squeeze(1))
+        if not bool(sound.all()):
+            failures.update({int(slot): NOT_FINITE for slot in slots[~sound.cpu().numpy()]})
+            logits = logits.nan_to_num(0.0, 0.0, 0.0)
         noisy = np.flatnonzero(self._table.temperature[slots] > 0)
         if len(noisy):
             rows = torch.from_numpy(noisy).to(logits.device)

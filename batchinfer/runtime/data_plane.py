@@ -1,0 +1,46 @@
+"""The seams between the engine and what computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from batchinfer.core.plan import Drafts, Plan, StepResult
+
+
+class BatchBuilder(Protocol):
+    """Turns a plan into the device's ragged batch."""
+
+    def build(self, plan: Plan, drafts: Drafts) -> Any:
+        """One batch, on the device."""
+
+
+class Runner(Protocol):
+    """The model's forward pass."""
+
+    def forward(self, batch: Any) -> Any:
+        """Hidden states of the rows that need logits."""
+
+
+class Head(Protocol):
+    """From hidden states to tokens."""
+
+    def decide(self, hidden: Any, batch: Any) -> StepResult:
+        """Sample one token per sampling span; the step's one wait for the device."""
+
+
+def clear_nothing(block_ids: np.ndarray) -> None:
+    """For data planes that store no KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlane:
+    """The parts that compute: built together, for one device. `clear` zeroes the KV of blocks that hold damage."""
+
+    batcher: BatchBuilder
+    runner: Runner
+    head: Head
+    clear: Callable[[np.ndarray], None] = clear_nothing

@@ -1,0 +1,108 @@
+"""A row that makes the engine fail costs itself, and nobody else a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from batchinfer.core.request import Request, Result, SamplingParams
+from batchinfer.errors import EngineFault
+from tests.engine.engines import build, ids, open_tiny, run_all
+from tests.fakes import Setup, make_engine, request, run_checked
+from tests.oracle.tiny_models import write_tiny
+
+POISON = 25  # the letter z
+
+
+def poisoned(model: Any, error: Exception) -> None:
+    """Make the fake model's forward pass fail whenever a batch holds the poison token."""
+    inner, table = model.forward, model._table
+
+    def forward(plan: Any) -> Any:
+        for slot, start, count in zip(plan.slots, plan.start, plan.num_tokens, strict=True):
+            if POISON in table.tokens[slot, start : start + count]:
+                raise error
+        return inner(plan)
+
+    model.forward = forward
+
+
+def rows(poison: tuple[int, ...]) -> list[Request]:
+    return [request(i, ("abcdefgh" * 3)[: 5 + i] + ("z" if i in poison else "y"), max_tokens=9, ignore_eos=True) for i in range(16)]
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError("kernel failed"), AssertionError("shape"), MemoryError("out of memory")])
+def test_the_culprits_fail_and_the_others_are_untouched(error: Exception, prefix: bool) -> None:
+    setup = Setup(prefix=prefix, budget=40, num_tokens=20)  # answers never hold the poison themselves
+    expected = run_checked(make_engine(setup), rows(()))
+    engine = make_engine(setup)
+    poisoned(engine.runner, error)
+    notices: list[str] = []
+    engine.on_notice = notices.append
+    got = run_checked(engine, rows((3, 11)))
+    for row, result in got.items():
+        if row in (3, 11):
+            assert result.error is not None
+            assert result.error.code == ("out_of_memory" if isinstance(error, MemoryError) else "engine_error")
+            assert str(error) in result.error.message
+        else:
+            assert result.token_ids.tolist() == expected[row].token_ids.tolist(), row
+    assert bool(notices) == isinstance(error, MemoryError)
+
+
+def test_a_fault_of_the_engine_ends_the_job_instead_of_failing_every_row() -> None:
+    engine = make_engine(Setup(max_num_seqs=16))
+
+    def broken(plan: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    engine.runner.forward = broken  # type: ignore[method-assign]
+    with pytest.raises(EngineFault, match="the device is gone"):
+        run_checked(engine, rows(()))
+
+
+def test_memory_that_runs_out_shrinks_the_batch_and_nobody_fails() -> None:
+    setup = Setup(budget=64, max_num_seqs=16, num_tokens=20)
+    expected = run_checked(make_engine(setup), rows(()))
+    engine = make_engine(setup)
+    inner = engine.runner.forward
+    sizes: list[int] = []
+
+    def forward(plan: Any) -> Any:
+        sizes.append(int(plan.num_tokens.sum()))
+        if sizes[-1] > 24:
+            raise MemoryError("can't allocate memory")
+        return inner(plan)
+
+    engine.runner.forward = forward  # type: ignore[method-assign]
+    got = run_checked(engine, rows(()))
+    assert {r: x.token_ids.tolist() for r, x in got.items()} == {r: x.token_ids.tolist() for r, x in expected.items()}
+    assert max(sizes) > 24
+    assert sum(size > 24 for size in sizes) <= 3, "the budget did not shrink"
+
+
+def test_nan_logits_fail_their_row_and_leave_no_nan_behind(tmp_path: Path) -> None:
+    """A token whose embedding is NaN poisons its row's KV; the blocks are used again by others."""
+    model = open_tiny(write_tiny(tmp_path / "tiny", "llama2"))
+    bad_token = 200
+    prompts = [[1 + i, 2, 3, 4, 5, 6, 7, 8, 9] * 3 for i in range(12)]
+    good = [Request(i, ids(p), SamplingParams(max_tokens=10, ignore_eos=True)) for i, p in enumerate(prompts)]
+    expected = run_all(build(model, block_size=8), good)
+
+    mixed = list(good)
+    for i in (2, 5, 6):
+        mixed[i] = Request(i, ids([*prompts[i][:20], bad_token, 4]), good[i].params)
+    engine = build(model, block_size=8, num_kv_blocks=16, max_num_seqs=3)
+    engine.runner._decoder._embed[bad_token] = torch.nan  # type: ignore[attr-defined]
+    got: dict[int, Result] = run_all(engine, mixed)
+    for i, result in got.items():
+        if i in (2, 5, 6):
+            assert result.error is not None
+            assert result.error.code == "non_finite_logits"
+        elif bad_token not in expected[i].token_ids:
+            assert np.array_equal(result.token_ids, expected[i].token_ids), i
