@@ -115,7 +115,9 @@ def test_the_control_plane_and_the_files_do_not_import_torch() -> None:
 
 def test_import_contracts_hold() -> None:
     """In a process of its own: the linter's logging settings would silence the loggers that other tests listen to."""
-    script = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(config_filename='pyproject.toml', no_cache=True))"
+    script = (
+        "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(config_filename='pyproject.toml', no_cache=True))"
+    )
     shown = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stdout
 
