@@ -72,6 +72,12 @@ class InputFlags:
 
     limit: Annotated[int | None, _count("Input", "--limit", "--max-examples", text="Take only the first N rows (after --offset).")] = None
     offset: Annotated[int | None, _count("Input", "--offset", text="Leave out the first N rows.")] = None
+    shard: Annotated[
+        str | None,
+        _option(
+            "Input", "--shard", text="Take part I of N equal parts of these rows; results laid end to end are one job's.", metavar="I/N"
+        ),
+    ] = None
     prompt_column: Annotated[str | None, _option("Input", "--prompt-column", text="Column that holds the prompt (else: prompt).")] = None
     messages_column: Annotated[
         str | None, _option("Input", "--messages-column", text="Column that holds chat messages (else: messages).")
@@ -128,6 +134,7 @@ class OutputFlags:
     generated_token_ids: Annotated[
         bool, _switch("Output", "--generated-token-ids", text="Add a column with the ids of the generated tokens.")
     ] = False
+    unordered: Annotated[bool, _switch("Output", "--unordered", text="With -o -, write rows as they finish, not in input order.")] = False
     quiet: Annotated[bool, _switch("Output", "-q", "--quiet", text="No progress and no report on stderr.")] = False
 
 

@@ -24,6 +24,7 @@ def run(
             "--dry-run", metavar=" ", help="Check every row and say what fits, without running (as plan does).", rich_help_panel="Input"
         ),
     ] = False,
+    hang_timeout: Annotated[float, typer.Option("--hang-timeout", metavar="SECONDS", hidden=True, min=0.1)] = 600.0,
     input_flags: InputFlags = InputFlags(),
     output_flags: OutputFlags = OutputFlags(),
     model_flags: ModelFlags = ModelFlags(),
@@ -53,6 +54,7 @@ def run(
     meter = RunMeter()
     with choose_face(output_flags.quiet, sys.stderr) as face:
         face.on_step = meter.step
-        report = run_job(config, options, outputs, sampling, face, JobParts(build_engine=meter.build_engine, report_json=meter.report_json))
+        parts = JobParts(build_engine=meter.build_engine, report_json=meter.report_json, leave=face.close, hang_s=hang_timeout)
+        report = run_job(config, options, outputs, sampling, face, parts)
     print_end(RunSummary.of(report, meter.meter), sys.stderr, output_flags.quiet)
     return report.exit_code

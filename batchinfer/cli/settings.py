@@ -40,7 +40,7 @@ def engine_config(model: ModelFlags, engine: EngineFlags, seed: int = 0) -> Engi
 
 def input_options(given: str | None, input_file: str | None, flags: InputFlags) -> InputOptions:
     """Which rows to read and how."""
-    from batchinfer.io.options import InputOptions
+    from batchinfer.io.options import InputOptions, Shard
 
     if given is not None and input_file is not None:
         raise ConfigError("the input was given twice: as an argument and with --input-file; give one of them")
@@ -57,6 +57,7 @@ def input_options(given: str | None, input_file: str | None, flags: InputFlags) 
         row_params=flags.row_params,
         limit=flags.limit,
         offset=flags.offset or 0,
+        shard=None if flags.shard is None else Shard.parse(flags.shard),
         strict=flags.strict,
         on_too_long=flags.on_too_long or "error",
     )
@@ -74,4 +75,5 @@ def output_options(flags: OutputFlags) -> OutputOptions:
         overwrite=flags.overwrite,
         retry_errors=flags.retry_errors,
         generated_token_ids=flags.generated_token_ids,
+        unordered=flags.unordered,
     )

@@ -45,6 +45,7 @@ class Join:
     kept: KeptColumns
     openai: bool = False  # rows and results are lines of OpenAI's batch format
     model: str = ""  # named in these
+    typed: tuple[int, int | None] | None = None  # rows whose values decide column types, where not the joined ones alone
 
     def result_of(self, position: int) -> PartialRow:
         """The row's stored result."""

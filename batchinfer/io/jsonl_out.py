@@ -8,7 +8,7 @@ from typing import Any
 from batchinfer.io.join import RAW_COLUMN, Join
 from batchinfer.io.json_rows import raw_text
 from batchinfer.io.json_text import dump_json, encode_json
-from batchinfer.io.openai_out import response_lines
+from batchinfer.io.openai_out import response_line, response_lines
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
 
@@ -23,6 +23,16 @@ def output_lines(join: Join) -> Iterator[bytes]:
         return
     for row, stored in join.line_rows():
         yield line_of(join, row, stored)
+
+
+def line_of_any(join: Join, row: InputRow, stored: PartialRow) -> bytes:
+    """The output line of a row of any format, taken by itself; a table row must hold all columns that are kept."""
+    if join.openai:
+        return response_line(join, row, stored)[0]
+    if join.source.kind != "parquet":
+        return line_of(join, row, stored)
+    values = row.values or {}
+    return _joined(dump_json({name: values[name] for name in join.kept.names(list(values))}), join, stored)
 
 
 def line_of(join: Join, row: InputRow, stored: PartialRow) -> bytes:

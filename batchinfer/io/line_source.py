@@ -6,6 +6,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -43,6 +44,11 @@ class LineSource:
                     yield InputRow(position, line, name, raw)
                 position += 1
             self._bytes_before += size
+
+    def count(self, start: int = 0, stop: int | None = None) -> int:
+        """How many rows there are from `start` to `stop`."""
+        lines = (None for path in self.files for _ in self._lines(path))
+        return max(0, sum(1 for _ in islice(lines, stop)) - start)
 
     def _lines(self, path: Path) -> Iterator[tuple[int, bytes]]:
         number = 0

@@ -6,13 +6,13 @@ from typing import Any
 
 from batchinfer.errors import InputError
 
-PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning_content")
+PASSED_ON = ("tool_calls", "tool_call_id")  # a template that is given less would write another history
 
 
 def clean_messages(value: object, name: str) -> list[dict[str, Any]]:
     """The messages with text contents and without null fields; `InputError` says which message is wrong.
 
-    Keys that no chat format knows never reach the template. Content given as text parts is joined.
+    Role, content and tool calls reach the template, other keys (`name`, `weight`) never. Content given as text parts is joined.
     """
     if not isinstance(value, list | tuple):
         raise InputError(f"{name} must be a list of messages, got {type(value).__name__}", "invalid_messages")

@@ -20,6 +20,8 @@ from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, TEXT
 CREATED = 0  # no clock: the same job gives the same bytes
 FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
 
+OUR_FAULTS = ("engine_", "internal_", "out_of_memory")  # codes of errors that the request is not to blame for
+
 
 def errors_path(output: Path) -> Path:
     """The file that takes the failed lines."""
@@ -29,11 +31,16 @@ def errors_path(output: Path) -> Path:
 def response_lines(join: Join) -> Iterator[tuple[bytes, bool]]:
     """Yield (line, failed) for each row, in input order."""
     for row, stored in join.line_rows():
-        join.source.parse(row)
-        fields = stored.fields()
-        failed = fields[ERROR] is not None
-        record = _error_record(row, stored, fields[ERROR]) if failed else _answer_record(row, stored, fields, join.model)
-        yield encode_json(dump_json(record)) + b"\n", failed
+        yield response_line(join, row, stored)
+
+
+def response_line(join: Join, row: InputRow, stored: PartialRow) -> tuple[bytes, bool]:
+    """The row's (line, failed)."""
+    join.source.parse(row)
+    fields = stored.fields()
+    failed = fields[ERROR] is not None
+    record = _error_record(row, stored, fields[ERROR]) if failed else _answer_record(row, stored, fields, join.model)
+    return encode_json(dump_json(record)) + b"\n", failed
 
 
 def finish_openai(join: Join, output: Path) -> None:
@@ -96,8 +103,11 @@ def _answer_record(row: InputRow, stored: PartialRow, fields: dict[str, Any], mo
 
 
 def _error_record(row: InputRow, stored: PartialRow, error: dict[str, str]) -> dict[str, Any]:
-    body = {"error": {"message": error["message"], "type": "invalid_request_error", "param": None, "code": error["code"]}}
-    record = _envelope(row, stored, 400, body)
+    code = error["code"]
+    ours = code.startswith(OUR_FAULTS)
+    kind = "server_error" if ours else "invalid_request_error"
+    body = {"error": {"message": error["message"], "type": kind, "param": None, "code": code}}
+    record = _envelope(row, stored, 500 if ours else 400, body)
     if row.values is None:
         record[RAW_COLUMN] = raw_text(row.raw)
     return record

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from batchinfer.errors import ConfigError
 
+SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
 ON_TOO_LONG = ("error",)
 ON_TOO_LONG_LATER = ("truncate-left", "truncate-right", "truncate-middle", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `index` (from 1) of `count` contiguous parts of the chosen rows; their sizes differ by one at most."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """`2/8` as a shard, else `ConfigError`."""
+        match = SHARD.fullmatch(text.strip())
+        if match is None:
+            raise ConfigError(f"--shard {text}: must be a part and a number of parts, such as 2/8")
+        index, count = int(match[1]), int(match[2])
+        if not 1 <= index <= count:
+            raise ConfigError(f"--shard {text}: parts are counted from 1, so the first must be 1/{max(count, 1)}")
+        return cls(index, count)
+
+    def part_of(self, start: int, stop: int) -> tuple[int, int]:
+        """The shard's rows of those from `start` to `stop`: laid end to end, all shards give exactly these."""
+        size = max(0, stop - start)
+        return start + size * (self.index - 1) // self.count, start + size * self.index // self.count
+
+    @property
+    def tag(self) -> str:
+        """For file names: they sort as the shards do."""
+        return f"{self.index:05d}-of-{self.count:05d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +54,7 @@ class InputOptions:
     row_params: bool = True
     limit: int | None = None
     offset: int = 0
+    shard: Shard | None = None  # of the rows that offset and limit leave
     strict: bool = False
     on_too_long: str = "error"
 
@@ -48,6 +80,7 @@ class OutputOptions:
     prefix: str = ""  # put before the names of the result columns
     overwrite: bool = False
     retry_errors: bool = False
+    unordered: bool = False  # rows as they finish; for outputs that are written as they come
     generated_token_ids: bool = False
 
     def __post_init__(self) -> None:

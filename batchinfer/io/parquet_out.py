@@ -80,7 +80,7 @@ def _from_table(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 def _from_lines(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     types = ColumnTypes()
-    for row in join.source.rows(join.start, join.stop):
+    for row in join.source.rows(*(join.typed or (join.start, join.stop))):
         types.add(_cells(join, row))
     if RAW_COLUMN in types.columns:  # after the named columns, where it is only there for unreadable lines
         types.columns[RAW_COLUMN] = types.columns.pop(RAW_COLUMN)

@@ -74,6 +74,11 @@ class ParquetSource:
                     yield file_start + first, path, first + 1, batch
             file_start += num_rows
 
+    def count(self, start: int = 0, stop: int | None = None) -> int:
+        """How many rows there are from `start` to `stop`."""
+        assert self.num_rows is not None
+        return max(0, (self.num_rows if stop is None else min(stop, self.num_rows)) - start)
+
     def parse(self, row: InputRow) -> None:
         """Nothing is left to do: a table row has its values."""
 

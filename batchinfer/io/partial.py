@@ -16,7 +16,7 @@ from typing import Any
 from batchinfer.errors import OutputError
 from batchinfer.io.row_index import RowIndex
 
-SYNC_SECONDS = 5.0
+SYNC_SECONDS = 4.0  # with the wait for whoever syncs and the sync itself: at most 5 s are at stake
 READ_BYTES = 1 << 10
 ROW_MARK, DIGEST_MARK, DIGEST_DIGITS = b'{"row":', b',"digest":"', 16
 RESULT_MARK = b',"result":{'
@@ -88,6 +88,7 @@ class PartialFile:
         self._size = 0
         self._synced_at = time.monotonic()
         self._unsynced = False
+        self._sync_error: OutputError | None = None
         self._repair()
 
     @property
@@ -115,6 +116,8 @@ class PartialFile:
 
     def append(self, row: int, digest: str, plain: bool, fragment: str) -> None:
         """Store a finished row in one write."""
+        if self._sync_error is not None:
+            raise self._sync_error
         line = encode_line(row, digest, plain, fragment)
         self._write(line)
         self.index.put(row, self._size)
@@ -128,7 +131,9 @@ class PartialFile:
                 written += os.write(self._fd, line[written:])
         except OSError as error:
             self._cut_back()
-            raise OutputError(f"{self.path}: {error.strerror}; everything finished is kept: free some space and run the same command again") from None
+            raise OutputError(
+                f"{self.path}: {error.strerror}; everything finished is kept: free some space and run the same command again"
+            ) from None
 
     def _cut_back(self) -> None:
         try:
@@ -137,18 +142,21 @@ class PartialFile:
             return
 
     def sync_if_due(self) -> None:
-        """Push what was appended to the disk, at most every few seconds."""
+        """Push what was appended to the disk, at most every few seconds. For another thread: an error waits for the next append."""
         if self._unsynced and time.monotonic() - self._synced_at >= SYNC_SECONDS:
-            self.sync()
+            try:
+                self.sync()
+            except OutputError as error:
+                self._sync_error = error
 
     def sync(self) -> None:
         """Push what was appended to the disk."""
+        self._unsynced = False  # before, not after: what is appended meanwhile waits for the next time
+        self._synced_at = time.monotonic()
         try:
             os.fsync(self._fd)
         except OSError as error:
             raise OutputError(f"{self.path}: {error.strerror}; the last results may be lost") from None
-        self._synced_at = time.monotonic()
-        self._unsynced = False
 
     def try_get(self, row: int) -> PartialRow | None:
         """The row's stored result, None when it has none."""

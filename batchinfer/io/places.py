@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchinfer.errors import ConfigError, OutputConflict, OutputError
+from batchinfer.io.options import Shard
 from batchinfer.io.source import InputFiles, stem_of
 
 SUFFIXES = (".jsonl", ".ndjson", ".parquet")
@@ -47,15 +48,23 @@ class Places:
         """What came from stdin."""
         return self._beside(".stdin")
 
+    def remove_temporaries(self) -> None:
+        """Remove files that a process leaves when it ends in the middle of writing them, and its lock."""
+        errors = self.output.with_name(self.output.stem + ".errors.jsonl")
+        written = (self.output, errors, self.manifest, self.report, self.partial, self.spool)
+        for path in (*(path.with_name(path.name + ".tmp") for path in written), self.lock):
+            path.unlink(missing_ok=True)
+
     @property
     def is_parquet(self) -> bool:
         """True when the output is a Parquet file."""
         return self.output.suffix.lower() == ".parquet"
 
 
-def default_name(files: InputFiles) -> Path:
-    """The output's name when none is given: beside a file, in the current folder for anything else."""
-    ending = ".out.parquet" if files.kind == "parquet" else ".out.jsonl"
+def default_name(files: InputFiles, shard: Shard | None = None) -> Path:
+    """The output's name when none is given: beside a file, in the current folder for anything else. Each shard has its own."""
+    part = "" if shard is None else f".{shard.tag}"
+    ending = part + (".out.parquet" if files.kind == "parquet" else ".out.jsonl")
     if files.folder is not None:
         return Path(files.folder.resolve().name + ending)
     if files.streamed:
@@ -75,9 +84,9 @@ def is_streamed(given: str | None) -> bool:
     return bool(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def find_places(given: str | None, files: InputFiles) -> Places:
+def find_places(given: str | None, files: InputFiles, shard: Shard | None = None) -> Places:
     """The output's place, or an error when nothing can ever be written there."""
-    path = Path(given) if given is not None else default_name(files)
+    path = Path(given) if given is not None else default_name(files, shard)
     if path.is_dir():
         raise OutputConflict(f"{path}: the output is a folder; give a file name ending in .jsonl or .parquet")
     if path.suffix.lower() not in SUFFIXES:

@@ -37,6 +37,9 @@ class Source(Protocol):
     def rows(self, start: int = 0, stop: int | None = None) -> Iterator[InputRow]:
         """Yield rows `start` to `stop` by position; line formats leave parsing to `parse`."""
 
+    def count(self, start: int = 0, stop: int | None = None) -> int:
+        """How many rows there are from `start` to `stop`; line formats read the input for it."""
+
     def parse(self, row: InputRow) -> None:
         """Fill the row's values or error."""
 

@@ -12,12 +12,13 @@ from batchinfer.config import EngineConfig
 from batchinfer.core.request import Request, Result
 from batchinfer.errors import BatchInferError, InputFileError
 from batchinfer.io.options import InputOptions, OutputOptions
-from batchinfer.io.partial import PartialFile
+from batchinfer.io.partial import PartialFile, PartialRow
 from batchinfer.io.record import InputRow
 from batchinfer.job.progress import Progress, Tally
 from batchinfer.job.records import JobInfo, JobObserver, JobParts, JobReport
 from batchinfer.job.rows_in import WINDOW_ROWS, JobRows, RowStream
-from batchinfer.job.stream_out import OrderedStream
+from batchinfer.job.stream_out import OrderedStream, UnorderedStream
+from batchinfer.job.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from batchinfer.build import JobNeed, ModelHandle
@@ -56,21 +57,25 @@ class Store:
 
     partial: PartialFile
     tally: Tally
-    out: OrderedStream | None = None
+    out: OrderedStream | UnorderedStream | None = None
     seconds: float = 0.0
-    pending: dict[int, tuple[str, bool]] = field(default_factory=dict)  # rows on their way: digest, may be copied as they are
+    pending: dict[int, tuple[str, bool, InputRow | None]] = field(default_factory=dict)  # rows on their way: digest, `plain`, the row
 
     def expect(self, row: InputRow) -> None:
         """Remember what must be stored beside the row's result."""
-        self.pending[row.position] = (row.digest(), row.plain)
+        self.pending[row.position] = (row.digest(), row.plain, row if isinstance(self.out, UnorderedStream) else None)
 
     def put(self, result: Result, fragment: str) -> None:
         """Store a result; it is safe from the end of this call on."""
         began = perf_counter()
-        digest, plain = self.pending.pop(result.row)
-        self.partial.append(result.row, digest, plain, fragment)
+        digest, plain, row = self.pending.pop(result.row)
+        if isinstance(self.out, UnorderedStream):
+            assert row is not None
+            self.out.emit(row, PartialRow(result.row, digest, plain, fragment.encode("utf-8", "backslashreplace")))
+        else:
+            self.partial.append(result.row, digest, plain, fragment)
         self.tally.add(result)
-        if self.out is not None:
+        if isinstance(self.out, OrderedStream):
             self.out.emit_ready()
         self.seconds += perf_counter() - began
 
@@ -78,7 +83,8 @@ class Store:
 class Generation:
     """Runs a job's rows."""
 
-    def __init__(self, asked: Asked, outside: Outside, rows: JobRows, store: Store) -> None:
+    def __init__(self, asked: Asked, outside: Outside, rows: JobRows, store: Store, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
         self._asked = asked
         self._outside = outside
         self._rows = rows
@@ -89,7 +95,7 @@ class Generation:
 
     def run(self, model: ModelHandle) -> None:
         """Give every row without a result one. The engine is built only if there is a row for it."""
-        items = self._rows.prepared(self._undone(self._stream.rows()), self._store.expect)
+        items = self._rows.prepared(self._undone(self._stream.rows()), self._expect)
         head = list(islice(items, WINDOW_ROWS))
         if not any(isinstance(item, Request) for item in head) and len(head) < WINDOW_ROWS:
             self._store_all(item for item in head if isinstance(item, Result))
@@ -100,7 +106,12 @@ class Generation:
             self._outside.observer.prompt_shown(text)
         began = perf_counter()
         self._store_all(engine.run(chain(_drained(head), items)))
+        self._watchdog.working(False)
         self._outside.report.seconds.run = perf_counter() - began
+
+    def _expect(self, row: InputRow) -> None:
+        self._watchdog.beat()
+        self._store.expect(row)
 
     def _undone(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
         """The rows without a result; those with one are compared with what they were, and counted."""
@@ -167,21 +178,24 @@ class Generation:
 
     def _on_step(self, shape: StepShape) -> None:
         assert self._progress is not None
+        self._watchdog.beat()
         self._outside.observer.step(shape)
-        self._store.partial.sync_if_due()
         if self._progress.due():
             self._outside.observer.tick(self._progress.snapshot())
 
     def _store_all(self, results: Iterable[Result]) -> None:
         columns, store, observer = self._stream.result_columns, self._store, self._outside.observer
         shown = False
+        self._watchdog.working(True)
         for result in results:
+            self._watchdog.working(False)  # a reader of ours may take as long as it likes
             if result.error is not None and self._asked.input.strict:  # not stored: it must fail again when the job is repeated
                 raise StrictError(f"--strict: row {result.row:,} failed: {result.error.message} ({result.error.code})")
             store.put(result, columns.fragment(result))
             if result.error is None and not shown:
                 shown = True
                 observer.answer_shown(result.row, result.text)
+            self._watchdog.working(True)
         if self._progress is not None:
             observer.tick(self._progress.snapshot())
 

@@ -177,6 +177,10 @@ def _model_fingerprint(model: ModelHandle) -> str:
     return fingerprint(model.files)
 
 
+def _nothing() -> None:
+    """The face of a job without one."""
+
+
 def _no_report(report: JobReport) -> Mapping[str, Any]:
     return {}
 
@@ -186,10 +190,14 @@ class JobParts:
     """What the job is handed rather than making it: tests hand it a fake engine, the command line its report.
 
     `report_json` turns the report into the keys of `OUTPUT.report.json`; the job adds fingerprint and failed
-    positions, and writes the file in one piece before it removes its working files.
+    positions, and writes the file in one piece before it removes its working files. `leave` is called, from any
+    thread, before the process is ended at once: a terminal can be put right there. `hang_s`: how long the engine may
+    take for a step before the process is ended, None for any time.
     """
 
     open_model: Callable[[EngineConfig], ModelHandle] = _open_model
     build_engine: Callable[[EngineConfig, ModelHandle, JobNeed | None], Engine] = _build_engine
     model_fingerprint: Callable[[ModelHandle], str] = _model_fingerprint
     report_json: Callable[[JobReport], Mapping[str, Any]] = _no_report
+    leave: Callable[[], None] = _nothing
+    hang_s: float | None = None

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from batchinfer.core.request import PARAMETER_NAMES, Request, Result, SamplingParams
 from batchinfer.errors import ConfigError, InputError, InputFileError
-from batchinfer.io.join import has_clash
+from batchinfer.io.join import KeptColumns, has_clash
 from batchinfer.io.openai_rows import OpenAIRows, other_models
-from batchinfer.io.options import InputOptions
+from batchinfer.io.options import InputOptions, Shard
 from batchinfer.io.params import OPENAI_BASE, PLAIN_BASE, job_defaults
 from batchinfer.io.prepare import Rendering, RowPreparer, batches
 from batchinfer.io.record import InputRow
@@ -38,6 +38,8 @@ class RowStream:
     options: InputOptions
     result_columns: ResultColumns
     window: list[InputRow] = field(default_factory=list)
+    start: int = 0  # position of the first chosen row
+    stop: int | None = None  # position after the last one, None for the end of the input
     whole: bool = False  # the window holds every row
     shape: str = "plain"
     num_read: int = 0
@@ -46,27 +48,39 @@ class RowStream:
     _rest: Iterator[InputRow] = field(default_factory=lambda: iter(()))
 
     @classmethod
-    def open(cls, files: InputFiles, options: InputOptions, result_columns: ResultColumns) -> RowStream:
-        """Open the input and look at its first rows; raises when it can never be run."""
+    def open(cls, files: InputFiles, options: InputOptions, result_columns: ResultColumns, kept: KeptColumns | None = None) -> RowStream:
+        """Open the input and look at its first rows; raises when it can never be run.
+
+        Table rows hold what prompts and parameters need and, where `kept` is given, the columns that it keeps.
+        A shard is judged by the first rows of all: its own may be of another shape, and it belongs to the same job.
+        """
         stream = cls(open_source(files), files, options, result_columns)
+        stream.start, stream.stop = stream.chosen
         columns = Columns.of(options)
         if files.kind == "parquet":
             _check_table(stream.source, columns, options, result_columns)
+            _use_columns(stream.source, columns, options, kept)
         stream._look()
         if stream.window:
             stream.shape = decide_shape(stream.window, columns, options.input)
             stream._check_names()
+        if options.shard is not None:
+            stream._narrow(options.shard)
         return stream
 
     @property
-    def start(self) -> int:
-        """Position of the first chosen row."""
-        return self.options.offset
+    def chosen(self) -> tuple[int, int | None]:
+        """First position and end of the rows that offset and limit choose; a shard is a part of these."""
+        offset, limit = self.options.offset, self.options.limit
+        return offset, None if limit is None else offset + limit
 
-    @property
-    def stop(self) -> int | None:
-        """Position after the last chosen row, None for the end of the input."""
-        return None if self.options.limit is None else self.options.offset + self.options.limit
+    def _narrow(self, shard: Shard) -> None:
+        """Look again, at the shard's rows alone. How many rows there are is counted first, for lines by reading them all."""
+        self._rest = iter(())
+        count = self._num_held if self.whole else self.source.count(self.start, self.stop)
+        self.start, self.stop = shard.part_of(self.start, self.start + count)
+        self.window, self.whole, self.num_read = [], False, 0
+        self._look()
 
     @property
     def num_rows(self) -> int | None:
@@ -157,8 +171,16 @@ def _check_table(source: Source, columns: Columns, options: InputOptions, result
             raise ConfigError(
                 f"{options.input}: the column {name!r} has the name of a result column; give --output-prefix to name the result columns otherwise"
             )
-    wanted_names = {*columns.candidates, *ID_COLUMNS, PARAMS_COLUMN, *(PARAMETER_NAMES if options.row_params else ())}
-    source.use_columns([name for name in types if name in wanted_names or name == columns.id])
+
+
+def _use_columns(source: Source, columns: Columns, options: InputOptions, kept: KeptColumns | None) -> None:
+    from batchinfer.io.parquet_source import ParquetSource
+
+    assert isinstance(source, ParquetSource)
+    names = list(source.column_types)
+    wanted = {*columns.candidates, *ID_COLUMNS, PARAMS_COLUMN, *(PARAMETER_NAMES if options.row_params else ())}
+    carried = kept.names(names) if kept is not None else ()
+    source.use_columns([name for name in names if name in wanted or name == columns.id or name in carried])
 
 
 @dataclass(slots=True)

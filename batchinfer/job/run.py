@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,12 +29,14 @@ from batchinfer.io.rebuild import rebuild_openai_partial, rebuild_partial
 from batchinfer.io.results import ResultColumns
 from batchinfer.io.source import InputFiles, find_files, identity_of, open_source
 from batchinfer.io.spool import spool
+from batchinfer.job.checks import check_kept, check_openai, say_found, unseen
 from batchinfer.job.generate import Asked, Generation, Outside, Store
 from batchinfer.job.progress import Tally
 from batchinfer.job.records import JobObserver, JobParts, JobReport, NullObserver
 from batchinfer.job.rows_in import JobRows, RowStream, note_on_models, open_rows
 from batchinfer.job.signals import Interrupted, interruptible
-from batchinfer.job.stream_out import OrderedStream, ReaderGone
+from batchinfer.job.stream_out import OrderedStream, Outlet, ReaderGone, UnorderedStream
+from batchinfer.job.watchdog import Watchdog, briefly, say_last
 from batchinfer.job.workplace import (
     AskedModel,
     JobIdentity,
@@ -77,15 +81,11 @@ def run_job(
     """
     asked = Asked(engine_config, input_options, output_options, sampling or {})
     job = Job(asked, observer or NullObserver(), parts or JobParts())
-    with interruptible(), ExitStack() as stack:
+    with job.watchdog, interruptible(job.told):
         try:
-            job.run(stack)
-        except Interrupted as stop:
-            job.stopped(stop.signum)
-        except ReaderGone:
-            job.stopped(SIGPIPE)
-        finally:
-            job.close()
+            job.run_guarded()
+        except Interrupted as stop:  # while closing
+            job.report.interrupted = stop.signum
     return job.report
 
 
@@ -103,6 +103,20 @@ class Job:
         self._store: Store | None = None
         self._rows: JobRows | None = None
         self._generation: Generation | None = None
+        self._scratch: Path | None = None
+        self.watchdog = Watchdog(self.told, self.hung, parts.hang_s)
+
+    def run_guarded(self) -> None:
+        """Run, and turn a signal or a reader that goes away into an orderly end."""
+        with ExitStack() as stack:
+            try:
+                self.run(stack)
+            except Interrupted as stop:
+                self.stopped(stop.signum)
+            except ReaderGone:
+                self.stopped(SIGPIPE)
+            finally:
+                self.close()
 
     def run(self, stack: ExitStack) -> None:
         """Open, look, check, load, generate, finish."""
@@ -114,22 +128,26 @@ class Job:
             return
         partial = PartialFile(opened.places.partial)
         store = self._store = Store(partial, self._tally)
-        self._say_found(partial)
+        self.watchdog.regularly = partial.sync_if_due
+        say_found(partial, self._outside.observer.note)
         stream = opened.stream
-        is_openai = stream.shape == "openai"
-        source = open_source(opened.files)
-        join = Join(source, partial, stream.start, stream.stop, stream.result_columns, opened.kept, is_openai, self.asked.config.model)
-        if self._streams:
-            store.out = OrderedStream(join, self.asked.output.output or "-")
+        is_openai, name = stream.shape == "openai", self.asked.config.model
+        columns = stream.result_columns
+        join = Join(
+            open_source(opened.files), partial, stream.start, stream.stop, columns, opened.kept, is_openai, name, typed=stream.chosen
+        )
+        outlet = Outlet(self.asked.output.output or "-") if self._streams else None
+        if outlet is not None:
+            store.out = UnorderedStream(join, outlet) if self.asked.output.unordered else OrderedStream(join, outlet)
         if model is None:
             self.report.message = f"{self.asked.input.input}: 0 rows found"
         else:
             assert self._rows is not None
-            self._generation = Generation(self.asked, self._outside, self._rows, store)
+            self._generation = Generation(self.asked, self._outside, self._rows, store, self.watchdog)
             self._generation.run(model)
         if opened.files.kind == "parquet" and identity_of(opened.files.paths) != opened.identity:  # lines are compared one by one
             raise InputFileError(f"{self.asked.input.input} changed while the job ran; start again with --overwrite")
-        self._finish(join, opened.places)
+        self._finish(join, opened.places, outlet)
         if not self._streams:
             self._settle(opened.places, identity, date)
 
@@ -139,9 +157,12 @@ class Job:
         given = None if output.output is None or self._streams else Path(output.output)
         files = find_files(options.input, given)
         if self._streams:
-            places = Places(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batchinfer-"))) / "stream.jsonl")
+            self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batchinfer-")))
+            places = Places(self._scratch / "stream.jsonl")
+        elif output.unordered:
+            raise ConfigError("--unordered is for outputs that are written as they come, such as -o -; a file is in input order")
         else:
-            places = find_places(output.output, files)
+            places = find_places(output.output, files, options.shard)
             self.report.output = str(places.output)
             stack.enter_context(OutputLock(places.lock, places.output))
         self._places = places
@@ -150,11 +171,13 @@ class Job:
             files, identity = spooled.files, spooled.identity
         else:
             identity = identity_of(files.paths)
-        stream = RowStream.open(files, options, ResultColumns(output.prefix, output.generated_token_ids))
+        kept = KeptColumns(None if output.keep_columns is None else frozenset(output.keep_columns), frozenset(output.drop_columns))
+        columns = ResultColumns(output.prefix, output.generated_token_ids)
+        stream = RowStream.open(files, options, columns, kept if output.unordered else None)
         if stream.shape == "openai":
-            _check_openai(output, places)
-        kept = _kept_columns(output, stream)
-        for name in _unseen(output, stream):
+            check_openai(output, places)
+        check_kept(output, stream)
+        for name in unseen(output, stream):
             self._outside.observer.note(f"no column {name!r} in the first {len(stream.window):,} rows (--keep-columns, --drop-columns)")
         return Opened(files, identity, places, stream, kept)
 
@@ -191,7 +214,7 @@ class Job:
             return False
         if state is State.FRESH and is_openai and errors_path(places.output).exists() and not output.overwrite:
             raise OutputConflict(f"{errors_path(places.output)} exists already and is not this job's; give another -o, or --overwrite")
-        whole = options.limit is None and not options.offset and opened.kept.all
+        whole = options.limit is None and not options.offset and options.shard is None and opened.kept.all
         if whole and not is_openai and not places.is_parquet and files.kind != "parquet":  # the output holds all of the input
             check_space(places.output.parent, sum(path.stat().st_size for path in files.paths), "the output")
         begin_manifest(places, state, identity, date)
@@ -216,22 +239,14 @@ class Job:
         report.message = f"{places.output} is complete and nothing has changed; {way_out}"
         return False
 
-    def _say_found(self, partial: PartialFile) -> None:
-        found, note = partial.found, self._outside.observer.note
-        if found.torn_bytes:
-            note(f"{partial.path}: cut off a torn last line of {found.torn_bytes:,} bytes; its row runs again")
-        if found.damaged_lines:
-            note(f"{partial.path}: {found.damaged_lines:,} damaged lines; their rows run again")
-        if found.rows:
-            note(f"going on: {found.rows:,} rows are done already")
-
-    def _finish(self, join: Join, places: Places) -> None:
+    def _finish(self, join: Join, places: Places, outlet: Outlet | None) -> None:
         """All results are there: put them behind their rows."""
         began = perf_counter()
         assert self._store is not None
-        if self._store.out is not None:
-            self._store.out.emit_ready()
-            self._store.out.close()
+        if outlet is not None:
+            if isinstance(self._store.out, OrderedStream):
+                self._store.out.emit_ready()
+            outlet.close()
         else:
             self._store.partial.sync()
             if not places.is_parquet:
@@ -281,52 +296,46 @@ class Job:
         self._total()
         if signum == SIGPIPE:
             return
-        name, kept = Signals(signum).name, self._tally.rows_done
+        self.report.message = f"stopped by {Signals(signum).name}: {self._what_is_kept()}"
+
+    def _what_is_kept(self) -> str:
+        rows = self._tally.rows_done
         if self._streams:
-            self.report.message = f"stopped by {name} after {kept:,} rows; a streamed output cannot be resumed"
-        else:
-            self.report.message = f"stopped by {name}: {kept:,} finished rows are kept; run the same command again to go on"
+            return f"{rows:,} rows were finished; a streamed output cannot be resumed"
+        return f"{rows:,} finished rows are kept; run the same command again to go on"
 
     def close(self) -> None:
         """Close what is open. Files that are needed for going on stay; where nothing was finished, nothing does."""
         if self._store is not None:
             self._store.partial.close()
+        self._tidy()
+
+    def _tidy(self) -> None:
         places = self._places
         if places is not None and not (places.partial.exists() and places.partial.stat().st_size):
             for path in (places.partial, places.manifest, places.spool):
                 path.unlink(missing_ok=True)
 
+    def told(self, signum: int) -> None:
+        """A signal was not obeyed in time, or came twice: end the process, from whatever thread this is."""
+        self._leave(128 + signum, f"stopped by {Signals(signum).name}")
 
-def _check_openai(output: OutputOptions, places: Places) -> None:
-    """OpenAI's response lines have a form of their own: what would change it is refused."""
-    if places.is_parquet:
-        raise ConfigError(f"-o {places.output}: answers to OpenAI batch lines are JSONL; give a name ending in .jsonl")
-    for flag, given in {
-        "--keep-columns": output.keep_columns is not None,
-        "--drop-columns": bool(output.drop_columns),
-        "--output-prefix": bool(output.prefix),
-        "generated_token_ids": output.generated_token_ids,
-    }.items():
-        if given:
-            raise ConfigError(f"{flag} is for plain rows; answers to OpenAI batch lines have a fixed form")
+    def hung(self, still: float) -> None:
+        """The engine is stuck: end the process so that the job can be run again."""
+        self._leave(1, f"no engine step for {still:,.0f} s, so the job is given up")
 
+    def _leave(self, code: int, why: str) -> None:
+        """End the process at once, with finished rows on the disk and nothing left that is not needed for going on."""
+        actions = [self._tidy, self._remove_temporaries, self._outside.parts.leave]
+        if self._store is not None:
+            actions.insert(0, self._store.partial.sync)
+        for action in actions:
+            briefly(action)
+        say_last(f"batchinfer: {why}: {self._what_is_kept()}\n")
+        os._exit(code)
 
-def _kept_columns(output: OutputOptions, stream: RowStream) -> KeptColumns:
-    keep = None if output.keep_columns is None else frozenset(output.keep_columns)
-    named = [*(output.keep_columns or ()), *output.drop_columns]
-    if named and stream.files.kind == "parquet":
-        from batchinfer.io.parquet_source import ParquetSource
-
-        assert isinstance(stream.source, ParquetSource)
-        unknown = [name for name in named if name not in stream.source.column_types]
-        if unknown:
-            raise ConfigError(f"no column {unknown[0]!r} in {stream.options.input}; columns: {', '.join(stream.source.column_types)}")
-    return KeptColumns(keep, frozenset(output.drop_columns))
-
-
-def _unseen(output: OutputOptions, stream: RowStream) -> list[str]:
-    """Columns named on the command line that no row so far has: a typing mistake, or a rare column."""
-    named = [*(output.keep_columns or ()), *output.drop_columns]
-    if stream.files.kind == "parquet" or not stream.window:
-        return []
-    return [name for name in named if not any(row.values is not None and name in row.values for row in stream.window)]
+    def _remove_temporaries(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        elif self._places is not None:
+            self._places.remove_temporaries()

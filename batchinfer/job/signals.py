@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,23 +20,33 @@ class Interrupted(BaseException):  # not an Exception: nothing that retries or i
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise `Interrupted` at the first signal; a second one ends the process. Only the main thread can do this."""
+def interruptible(leave_at_once: Callable[[int], None]) -> Iterator[None]:
+    """Raise `Interrupted` at the first signal, call `leave_at_once` at a second one. Only the main thread can do this.
+
+    A signal that was ignored when the process started stays ignored, as Python has it: a shell without job control
+    starts what stands before a `&` with SIGINT ignored, so that Ctrl-C in the foreground leaves it alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    told = False
+    told = over = False
 
     def handle(signum: int, _frame: FrameType | None) -> None:
         nonlocal told
+        if over:  # the job is done: the process ends anyway
+            return
         if told:
-            os._exit(128 + signum)
+            leave_at_once(signum)
         told = True
         raise Interrupted(signum)
 
-    before = {signum: signal.signal(signum, handle) for signum in WATCHED}
+    before = {signum: signal.getsignal(signum) for signum in WATCHED}
+    taken = [signum for signum in WATCHED if before[signum] is not signal.SIG_IGN]
+    for signum in taken:
+        signal.signal(signum, handle)
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        over = True
+        for signum in taken:
+            signal.signal(signum, before[signum] or signal.SIG_DFL)

@@ -67,7 +67,13 @@ def identity_of_job(
 ) -> dict[str, Any]:
     """Everything that can change text, and only that; `model` None for a job without rows."""
     record: dict[str, Any] = {
-        "input": {"files": files, "offset": options.offset, "limit": options.limit, "columns": asdict(Columns.of(options))},
+        "input": {
+            "files": files,
+            "offset": options.offset,
+            "limit": options.limit,
+            "shard": options.shard and options.shard.tag,
+            "columns": asdict(Columns.of(options)),
+        },
         "rendering": {"system_prompt": options.system_prompt},
         "sampling": {"job_seed": config.seed, "row_params": options.row_params},
         "engine": {name: getattr(config, name) for name in TELLING},

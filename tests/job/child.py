@@ -19,12 +19,16 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=5)
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--seqs", type=int, default=8)
+    parser.add_argument("--stuck-after", type=int, help="steps until one never returns")
+    parser.add_argument("--hang-s", type=float)
+    parser.add_argument("--unordered", action="store_true")
     given = parser.parse_args()
     if given.file_limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (given.file_limit, given.file_limit))
-    world = World(step_seconds=given.step_seconds, max_num_seqs=given.seqs)
+    world = World(step_seconds=given.step_seconds, max_num_seqs=given.seqs, stuck_after=given.stuck_after, hang_s=given.hang_s)
     try:
-        report = world.run(given.input, given.output, {"max_tokens": given.max_tokens}, chat=False, overwrite=given.overwrite)
+        flags = {"chat": False, "overwrite": given.overwrite, "unordered": given.unordered}
+        report = world.run(given.input, given.output, {"max_tokens": given.max_tokens}, **flags)
     except BatchInferError as error:
         print(error, file=sys.stderr)
         return error.exit_code

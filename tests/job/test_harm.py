@@ -29,8 +29,8 @@ def whole(tmp_path: Path, source: Path) -> bytes:
 
 def start(*args: object, **options: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.job.child", *map(str, args)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, **options)  # type: ignore[call-overload, no-any-return]
+    options = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, **options}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def finished_rows(output: Path) -> int:
@@ -150,3 +150,90 @@ def test_stdin_goes_on_after_a_kill(tmp_path: Path, source: Path, whole: bytes) 
     assert process.returncode == 0
     assert b"complete" in told
     assert len(read_jsonl(output)) == 120
+
+
+def processes_of(group: int) -> list[str]:
+    """What still runs in the process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_in_native_code(tmp_path: Path, source: Path, whole: bytes, signum: int, code: int) -> None:
+    output = tmp_path / "out.jsonl"
+    process = start(source, output, "--stuck-after=12", start_new_session=True)
+    wait_for_rows(process, output, 8)
+    time.sleep(0.3)
+    process.send_signal(signum)
+    _, told = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert b"run the same command again" in told
+    assert b"Traceback" not in told
+    assert leftovers(output) == ["out.jsonl.manifest.json", "out.jsonl.partial"]
+    assert processes_of(process.pid) == []
+    assert start(source, output).wait(60) == 0
+    assert output.read_bytes() == whole
+
+
+def test_a_second_signal_ends_native_code_at_once(tmp_path: Path, source: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    process = start(source, output, "--stuck-after=0")
+    wait_for = output.with_name("out.jsonl.partial")
+    while not wait_for.exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=10)
+    assert process.returncode in (130, 143)
+    assert b"Traceback" not in told
+    assert leftovers(output) == []  # nothing was finished
+
+
+def test_a_streamed_job_in_native_code_leaves_no_folder(tmp_path: Path, source: Path) -> None:
+    process = start(source, "-", "--stuck-after=12", stdout=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+    process.stdout.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_hang_ends_the_job(tmp_path: Path, source: Path, whole: bytes) -> None:
+    output = tmp_path / "out.jsonl"
+    process = start(source, output, "--stuck-after=12", "--hang-s=1")
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert b"no engine step for 1 s" in told
+    assert b"run the same command again" in told
+    assert leftovers(output) == ["out.jsonl.manifest.json", "out.jsonl.partial"]
+    assert start(source, output, "--hang-s=5").wait(60) == 0
+    assert output.read_bytes() == whole
+
+
+def test_a_reader_that_takes_its_time_is_no_hang(source: Path, whole: bytes) -> None:
+    process = start(source, "-", "--hang-s=0.5", stdout=subprocess.PIPE, pipesize=4096)
+    assert process.stdout is not None
+    time.sleep(2.5)
+    assert process.poll() is None
+    assert process.stdout.read() == whole
+    assert process.wait(30) == 0
+
+
+def test_an_ignored_signal_stays_ignored(tmp_path: Path, source: Path, whole: bytes) -> None:
+    """A shell without job control starts what stands before a `&` with SIGINT ignored."""
+    output = tmp_path / "out.jsonl"
+    process = start(source, output, "--step-seconds=0.01", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    wait_for_rows(process, output, 20)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert output.read_bytes() == whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import dataclass, field
@@ -60,13 +61,21 @@ class World:
     prompts: list[str] = field(default_factory=list)
     rows_run: int = 0
     step_seconds: float = 0.0
+    stuck_after: int | None = None  # never return from this step on
+    hang_s: float | None = None
     stop_after: int | None = None  # raise after so many steps
     error: BaseException = field(default_factory=lambda: KeyError("power cut"))
     infos: list[Any] = field(default_factory=list)
     snapshots: list[Any] = field(default_factory=list)
 
     def parts(self) -> JobParts:
-        return JobParts(self._open, self._build, lambda model: self.fingerprint, lambda report: {"rows": {"total": report.rows_total}})
+        return JobParts(
+            self._open,
+            self._build,
+            lambda model: self.fingerprint,
+            lambda report: {"rows": {"total": report.rows_total}},
+            hang_s=self.hang_s,
+        )
 
     def _open(self, config: EngineConfig) -> Any:
         tokenizer = ByteTokenizer(has_chat_template=self.chat, refuse=self.refuse)
@@ -94,6 +103,10 @@ class World:
 
     def step(self, shape: Any) -> None:
         time.sleep(self.step_seconds)
+        if self.stuck_after is not None:
+            self.stuck_after -= 1
+            if self.stuck_after < 0:  # native code that lets other threads run and hears of no signal
+                hashlib.pbkdf2_hmac("sha256", b"x", b"y", 50_000_000)
         if self.stop_after is not None:
             self.stop_after -= 1
             if self.stop_after < 0:

@@ -1,0 +1,56 @@
+"""What of the output's settings fits the input, and what an earlier run left: looked at before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from batchinfer.errors import ConfigError
+from batchinfer.io.options import OutputOptions
+from batchinfer.io.partial import PartialFile
+from batchinfer.io.places import Places
+from batchinfer.job.rows_in import RowStream
+
+
+def say_found(partial: PartialFile, note: Callable[[str], None]) -> None:
+    """Say what an earlier run left and what of it had to be repaired."""
+    found = partial.found
+    if found.torn_bytes:
+        note(f"{partial.path}: cut off a torn last line of {found.torn_bytes:,} bytes; its row runs again")
+    if found.damaged_lines:
+        note(f"{partial.path}: {found.damaged_lines:,} damaged lines; their rows run again")
+    if found.rows:
+        note(f"going on: {found.rows:,} rows are done already")
+
+
+def check_openai(output: OutputOptions, places: Places) -> None:
+    """OpenAI's response lines have a form of their own: what would change it is refused."""
+    if places.is_parquet:
+        raise ConfigError(f"-o {places.output}: answers to OpenAI batch lines are JSONL; give a name ending in .jsonl")
+    for flag, given in {
+        "--keep-columns": output.keep_columns is not None,
+        "--drop-columns": bool(output.drop_columns),
+        "--output-prefix": bool(output.prefix),
+        "generated_token_ids": output.generated_token_ids,
+    }.items():
+        if given:
+            raise ConfigError(f"{flag} is for plain rows; answers to OpenAI batch lines have a fixed form")
+
+
+def check_kept(output: OutputOptions, stream: RowStream) -> None:
+    """Raise `ConfigError` for a column named on the command line that a table does not have."""
+    named = [*(output.keep_columns or ()), *output.drop_columns]
+    if named and stream.files.kind == "parquet":
+        from batchinfer.io.parquet_source import ParquetSource
+
+        assert isinstance(stream.source, ParquetSource)
+        unknown = [name for name in named if name not in stream.source.column_types]
+        if unknown:
+            raise ConfigError(f"no column {unknown[0]!r} in {stream.options.input}; columns: {', '.join(stream.source.column_types)}")
+
+
+def unseen(output: OutputOptions, stream: RowStream) -> list[str]:
+    """Columns named on the command line that no row so far has: a typing mistake, or a rare column."""
+    named = [*(output.keep_columns or ()), *output.drop_columns]
+    if stream.files.kind == "parquet" or not stream.window:
+        return []
+    return [name for name in named if not any(row.values is not None and name in row.values for row in stream.window)]
