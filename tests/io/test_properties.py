@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ from batchinfer.errors import InputFileError
 from batchinfer.io.json_text import without_nan
 from tests.job.world import World, read_jsonl
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+QUICK = settings(
+    max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "60")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 FIRST = b'{"prompt":"first"}'  # so that the file is never refused as a whole
 
 json_values = st.recursive(
@@ -94,6 +99,9 @@ def arrow_columns(size: int) -> st.SearchStrategy[pa.Array]:
     wide = st.integers(-(2**63), 2**63 - 1)
     text = st.text(max_size=6)
     struct = pa.struct([("a", pa.int64()), ("b", pa.string())])
+    text_or_list = pa.large_list(pa.string())
+    inner = st.fixed_dictionaries({"a": st.none() | small, "b": st.none() | text})
+    deep = st.fixed_dictionaries({"deep": st.none() | st.lists(st.none() | inner, max_size=2), "when": st.none() | wide})
     return st.one_of(
         column(pa.int32(), small),
         column(pa.int64(), wide),
@@ -102,6 +110,22 @@ def arrow_columns(size: int) -> st.SearchStrategy[pa.Array]:
         column(pa.bool_(), st.booleans()),
         column(pa.string(), text),
         column(pa.large_string(), text),
+        st.just(pa.nulls(size)),
+        column(pa.uint8(), st.integers(0, 255)),
+        column(pa.float32(), st.floats(width=32)),
+        column(pa.float16(), st.floats(width=16)),
+        column(pa.large_binary(), st.binary(max_size=6)),
+        column(pa.binary(3), st.binary(min_size=3, max_size=3)),
+        column(pa.date64(), small.map(lambda days: days * 86_400_000)),
+        column(pa.time32("s"), st.integers(0, 86_399)),
+        column(pa.decimal256(50, 7), st.decimals(-(10**30), 10**30, places=7)),
+        column(pa.decimal128(5, 0), st.decimals(-99_999, 99_999, places=0)),
+        column(pa.large_list(text_or_list), st.lists(st.none() | st.lists(text, max_size=2), max_size=3)),
+        column(pa.list_(pa.float32(), 2), st.lists(st.floats(width=32), min_size=2, max_size=2)),
+        column(pa.struct([("deep", pa.list_(struct)), ("when", pa.timestamp("s"))]), deep),
+        column(pa.list_(pa.decimal128(8, 3)), st.lists(st.none() | st.decimals(-10_000, 10_000, places=3), max_size=2)),
+        column(pa.int64(), wide).map(lambda array: array.dictionary_encode()),
+        column(pa.list_(pa.string()), st.lists(text, max_size=2)).map(lambda array: array.cast(pa.list_(pa.large_string()))),
         column(pa.string_view(), text),
         column(pa.string(), text).map(lambda array: array.dictionary_encode()),
         column(pa.binary(), st.binary(max_size=6)),
@@ -125,7 +149,7 @@ def shown(column: pa.ChunkedArray) -> list[str]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    size = draw(st.integers(1, 5))
+    size = draw(st.integers(0, 5))
     prompts = draw(st.lists(st.none() | st.text(max_size=8), min_size=size, max_size=size))
     kind = draw(st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]))
     columns = {"prompt": pa.array(prompts, kind)}
