@@ -94,7 +94,7 @@ def make_engine(setup: Setup) -> Engine:
     memory = KVMemory(table, pool, prefix, setup.block_size, job_seed=0)
     scheduler = Scheduler(
         memory,
-        GroupedQueue(merge_at=4) if setup.grouped else ArrivalQueue(),
+        GroupedQueue() if setup.grouped else ArrivalQueue(),
         Budget(setup.max_num_seqs, setup.budget),
         ChunkedPrefill() if setup.chunked else WholePrompts(),
     )

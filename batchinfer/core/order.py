@@ -52,14 +52,14 @@ class ArrivalQueue:
 class GroupedQueue:
     """Rows that share a prefix together, groups with long outputs first.
 
-    New rows are merged by one sort when enough of them have gathered, or when the sorted ones run out.
+    Rows are sorted in generations: new ones wait until the sorted ones are gone. A short row therefore waits for one
+    generation at most, however many long ones follow it in the file, and results come out roughly in file order.
     """
 
-    def __init__(self, merge_at: int = 256) -> None:
+    def __init__(self) -> None:
         self._front: deque[Sequence] = deque()
         self._sorted: deque[Sequence] = deque()
         self._new: list[Sequence] = []
-        self._merge_at = merge_at
 
     def __len__(self) -> int:
         return len(self._front) + len(self._sorted) + len(self._new)
@@ -78,11 +78,11 @@ class GroupedQueue:
             if self._front:
                 yield self._front.popleft()
                 continue
-            if self._new and (len(self._new) >= self._merge_at or not self._sorted):
-                self._sorted = deque(grouped([*self._sorted, *self._new]))
-                self._new = []
             if not self._sorted:
-                return
+                if not self._new:
+                    return
+                self._sorted = deque(grouped(self._new))
+                self._new = []
             yield self._sorted.popleft()
 
 

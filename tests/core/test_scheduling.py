@@ -60,7 +60,7 @@ def test_groups_share_prefixes_and_long_outputs_start_first() -> None:
 
 
 def test_returned_rows_go_first_and_none_is_lost() -> None:
-    queue = GroupedQueue(merge_at=3)
+    queue = GroupedQueue()
     seqs = [Sequence(i, request(i, "ab", max_tokens=5), 7, False) for i in range(10)]
     for seq in seqs:
         queue.push(seq)
@@ -73,6 +73,17 @@ def test_returned_rows_go_first_and_none_is_lost() -> None:
     rest = list(queue.take())
     assert rest[:2] == taken[2:]
     assert sorted(s.seq_id for s in taken[:2] + rest) == list(range(10))
+
+
+def test_a_short_row_waits_for_one_generation_only() -> None:
+    queue = GroupedQueue()
+    queue.push(Sequence(0, request(0, "ab", max_tokens=1), 3, False))
+    taken = []
+    for i in range(1, 200):  # long rows keep coming, as from a long file
+        queue.push(Sequence(i, request(i, "ab", max_tokens=90), 92, False))
+        if i % 10 == 0:
+            taken.append(next(queue.take()).seq_id)
+    assert 0 in taken[:12]
 
 
 def test_rows_that_can_never_run_are_refused_and_long_ones_clipped() -> None:
