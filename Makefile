@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test lint format cases clean
+.PHONY: help demo test lint format cases chaos clean
 
 help:
 	@echo "make demo    install, fetch the default model, answer examples/prompts.jsonl"
@@ -13,6 +13,7 @@ help:
 	@echo "make lint    linters and type checks alone"
 	@echo "make format  rewrite the code as the linters want it"
 	@echo "make cases   run the bank of real-trouble cases (BATCHINFER_CASES, else ../shared/cases)"
+	@echo "make chaos   disturb 300 jobs in every way (half an hour; JOBS=n for fewer)"
 	@echo "make clean   remove the virtual environment and caches"
 
 demo: $(VENV)/.installed
@@ -34,6 +35,9 @@ format: $(VENV)/.installed-dev
 
 cases: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.cases
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.job.chaos $(or $(JOBS),300)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
