@@ -78,7 +78,12 @@ IMPOSSIBLE = (
 )
 DRIVE = "python3 {bank}/_lib/drive.py "
 KILLED = "--cmd '{run} {i} -m {gguf} --no-chat -o {o}' -i {case}/input.jsonl -o {work}/out.jsonl "
+GOING_ON = "{case}/input.jsonl -m {gguf} --no-chat -o {work}/out.jsonl"
 KILLED_ONCE = DRIVE + "signal " + KILLED + "--rows 6 --signal KILL > driven.txt"
+FLAT = (
+    'python3 -c \'import json; big, small = (json.load(open(name))["peak_rss_mb"] for name in '
+    '("out.jsonl.report.json", "small.out.jsonl.report.json")); assert big < small + 50, (big, small)\''
+)
 ODD_STARTS = {
     "empty environment": 'env -i PATH="$PATH" HOME="$HOME" LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 "$@"',
     "stdin closed": '"$@" <&-',
@@ -121,7 +126,18 @@ CASES: dict[str, Case] = {
         tuple(Try(label, shell=shell) for label, shell in ODD_STARTS.items())
         + (Try("odd output name", output="{work}/an öutput, 出力.jsonl"),)
     ),
-    "eng-streaming-memory": Case(waits="a longer run than this table makes (300,000 rows; see the tests of the job)"),
+    "eng-streaming-memory": Case(
+        (
+            Try(
+                "300,000 rows beside 1,000, fake model",
+                input="{work}/big.jsonl",
+                flags="--fake-model --max-tokens 4 -q",
+                setup="python3 {case}/make.py big.jsonl && head -n 1000 big.jsonl > small.jsonl",
+                shell='"$@" && {run} small.jsonl -m {gguf} --no-chat --fake-model --max-tokens 4 -q -o small.out.jsonl && ' + FLAT,
+                driven=True,
+            ),
+        )
+    ),
     "in-bad-utf8-line": Case(ONE),
     "in-bom-first-record": Case(ONE),
     "in-crlf-blank-lines": Case(ONE),
@@ -178,10 +194,31 @@ CASES: dict[str, Case] = {
             for kind in ("jsonl", "parquet")
         )
     ),
-    "out-disk-full": Case((Try("/dev/full", flags="-o /dev/full", refused="no space left"),)),
+    "out-disk-full": Case(
+        (
+            Try("/dev/full", flags="-o /dev/full", refused="no space left"),
+            Try("files of 4 KiB, then of any size", shell='(ulimit -f 4; "$@"); [ $? = 1 ] && [ ! -e out.jsonl ] && "$@"', driven=True),
+            Try(
+                "to Parquet",
+                output="{work}/out.parquet",
+                shell='(ulimit -f 4; "$@"); [ $? = 1 ] && [ ! -e out.parquet ] && "$@"',
+                driven=True,
+            ),
+        )
+    ),
     "out-failed-row-shape-and-summary": Case(ONE),
     "out-kill9-and-resume": Case(
-        (Try("one whole run"), Try("killed three times", shell=DRIVE + "killresume " + KILLED + "--rows 5 --times 3", timeout=600))
+        (
+            Try("one whole run"),
+            Try("killed three times", shell=DRIVE + "killresume " + KILLED + "--rows 5 --times 3", timeout=600),
+            Try("interrupted", shell=DRIVE + "signal " + KILLED + "--signal INT --rows 6; {run} " + GOING_ON, timeout=600),
+            Try("terminated while it loads", shell=DRIVE + "signal " + KILLED + "--signal TERM --after 1; {run} " + GOING_ON, timeout=600),
+            Try(
+                "three shards",
+                shell="for i in 1 2 3; do {run} {case}/input.jsonl -m {gguf} --no-chat -o part$i.jsonl --shard $i/3 || exit 1; done; "
+                "cat part?.jsonl > out.jsonl",
+            ),
+        )
     ),
     "out-path-equals-input-or-exists": Case(
         each(

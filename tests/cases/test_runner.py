@@ -41,11 +41,16 @@ def test_tries_are_judged_by_check_and_exit(case: Path, tmp_path: Path) -> None:
     passed, notes = judged(0, Try(model=model, flags="--fake-model"))
     assert passed, notes
     assert "3 rows, exit 0" in notes
-    passed, notes = judged(1, Try(model=model, flags="--fake-model", input="{work}/in.jsonl", setup="echo '{\"id\": 7, \"prompt\": 1}' > in.jsonl"))
+    passed, notes = judged(
+        1, Try(model=model, flags="--fake-model", input="{work}/in.jsonl", setup='echo \'{"id": 7, "prompt": 1}\' > in.jsonl')
+    )
     assert not passed
     assert "FAIL: id 7 failed" in notes
     passed, notes = judged(
-        2, Try(model=model, flags="--fake-model", input="{work}/in.jsonl", setup="echo '{\"id\": 7, \"prompt\": 1}' > in.jsonl", known=("id 7",))
+        2,
+        Try(
+            model=model, flags="--fake-model", input="{work}/in.jsonl", setup='echo \'{"id": 7, "prompt": 1}\' > in.jsonl', known=("id 7",)
+        ),
     )
     assert passed
     assert "waits: FAIL: id 7" in notes
