@@ -322,7 +322,7 @@ class Job:
 
     def hung(self, still: float) -> None:
         """The engine is stuck: end the process so that the job can be run again."""
-        self._leave(1, f"no engine step for {still:,.0f} s, so the job is given up")
+        self._leave(1, f"no engine step for {still:,.0f} s, so the job is given up (--hang-timeout SECONDS waits longer)")
 
     def _leave(self, code: int, why: str) -> None:
         """End the process at once, with finished rows on the disk and nothing left that is not needed for going on."""
