@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from batchinfer.errors import BatchInferError
+from batchinfer.errors import BatchInferError, is_out_of_memory
 
 INTERRUPTED = 130
 READER_GONE = 141
@@ -20,7 +20,6 @@ LATER_FLAGS = frozenset(
     )
 )
 LATER_COMMANDS = frozenset({"ablate", "sweep-kv"})
-MEMORY_WORDS = ("cannot allocate memory", "can't allocate memory", "failed to map segment", "bad_alloc", "out of memory", "enomem")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -43,7 +42,7 @@ def run_command(args: list[str]) -> int:
     except SystemExit as stop:  # rich leaves this way when the reader of its table has gone
         return READER_GONE if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         first = (str(error) or type(error).__name__).splitlines()[0]
         return _say(f"out of memory ({first}); free some, raise the memory limit, or give --kv-cache-memory a smaller size", 1)
@@ -57,7 +56,8 @@ def _invoke(args: list[str]) -> int:
     usage_error: Any = typer.BadParameter.__mro__[1]  # typer has its own copy of click in some versions, click's in others
     command: Any = typer.main.get_command(app)
     try:
-        with command.make_context("batchinfer", with_leading_flags_moved(args)) as context:
+        args = with_leading_flags_moved(args)
+        with command.make_context("batchinfer", list(args)) as context:
             verdict = command.invoke(context)
         _flush(sys.stdout)
     except typer.Exit as stop:
@@ -65,13 +65,23 @@ def _invoke(args: list[str]) -> int:
     except typer.Abort:
         return _say("aborted", 1)
     except usage_error as error:
-        return _usage(error)
+        return _usage(error, _command_path(command, args))
     return verdict if isinstance(verdict, int) else 0
 
 
-def _usage(error: Any) -> int:
-    """Say a wrong command line in one line, and where the help is."""
-    path = error.ctx.command_path if error.ctx is not None else "batchinfer"
+def _command_path(command: Any, args: list[str]) -> str:
+    """The words of a command line that name its command, such as `batchinfer models pull`."""
+    path = "batchinfer"
+    for word in args:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        path += f" {word}"
+    return path
+
+
+def _usage(error: Any, path: str) -> int:
+    """Say a wrong command line in one line, and where the help of its command is; some parser errors do not know it."""
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stderr.write(error.ctx.get_help() + "\n")
         return 2
@@ -89,13 +99,6 @@ def _say(message: str, code: int) -> int:
     if sys.stderr is not None:
         sys.stderr.write(f"batchinfer: {message}\n")
     return code
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    text = str(error).lower()
-    return any(word in text for word in MEMORY_WORDS)
 
 
 def _prepare_streams() -> None:

@@ -15,11 +15,11 @@ from batchinfer.core.plan import Plan, StepResult
 from batchinfer.core.request import Request, Result
 from batchinfer.core.scheduler import Scheduler
 from batchinfer.core.sequences import Sequence
-from batchinfer.core.stats import RunStats, StepShape
+from batchinfer.core.stats import RunStats, StepShape, ignore_step
 from batchinfer.core.stop import REASONS, StopChecker
-from batchinfer.errors import InputError
+from batchinfer.errors import InputError, is_out_of_memory
 from batchinfer.runtime.data_plane import DataPlane
-from batchinfer.runtime.isolation import Isolation, is_out_of_memory
+from batchinfer.runtime.isolation import Isolation
 
 if TYPE_CHECKING:
     from batchinfer.core.vocabulary import Vocabulary
@@ -47,10 +47,6 @@ class ControlPlane:
     memory: KVMemory
     stopper: StopChecker
     drafter: DraftProposer
-
-
-def ignore_step(shape: StepShape) -> None:
-    """The listener that does not listen."""
 
 
 def ignore_notice(text: str) -> None:

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+OUT_OF_MEMORY_WORDS = (
+    *("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory"),
+    *("failed to map segment", "bad_alloc", "enomem"),
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for Python's, torch's, the loader's and the allocators' ways of saying so."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY_WORDS)
+
 
 class BatchInferError(Exception):
     """Base of every error that this package raises on purpose."""

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-REFERENCE_LOOP_SECONDS = 0.295  # what SPEED_LOOP takes on the machine that the host-cost targets were set on
+REFERENCE_LOOP_SECONDS = 0.295  # what SPEED_LOOP takes on a reference machine
 SPEED_LOOP = compile("for i in range(10**7): pass", "<speed loop>", "exec")
 REPORTED_PACKAGES = ("batchinfer", "torch", "numpy", "tokenizers", "safetensors", "gguf", "pyarrow")
 TELLING_CPU_FLAGS = (

@@ -146,7 +146,7 @@ class ModelFlags:
         "smollm2-135m"
     )
     revision: Annotated[str | None, _option("Model", "--revision", text="Branch, tag or commit of a hub id.")] = None
-    dtype: Annotated[str, _option("Model", "--dtype", text="auto, bf16 or float32.", metavar="TYPE")] = "auto"
+    dtype: Annotated[str, _option("Model", "--dtype", text="auto, bf16 (bfloat16) or float32 (fp32).", metavar="TYPE")] = "auto"
     device: Annotated[str, _option("Model", "--device", text="auto, cpu or cuda.", metavar="DEVICE")] = "auto"
     max_model_len: Annotated[int | None, _count("Model", "--max-model-len", text="Longest prompt plus output, in tokens.")] = None
     quantization: Annotated[str, _option("Model", "--quantization", text="none in this version.", metavar="TYPE")] = "none"
@@ -221,7 +221,9 @@ class EngineFlags:
     ] = None
     num_kv_blocks: Annotated[int | None, _count("Engine", "--num-kv-blocks", text="Size of the KV pool in blocks.")] = None
     block_size: Annotated[int | None, _count("Engine", "--block-size", text="Tokens in a KV block (32).")] = None
-    kv_cache_dtype: Annotated[str, _option("Engine", "--kv-cache-dtype", text="auto, bf16 or float32.", metavar="TYPE")] = "auto"
+    kv_cache_dtype: Annotated[
+        str, _option("Engine", "--kv-cache-dtype", text="auto, bf16 (bfloat16) or float32 (fp32).", metavar="TYPE")
+    ] = "auto"
     prefix_caching: Annotated[
         bool, _switch("Engine", "--prefix-caching/--no-prefix-caching", text="Share the KV of equal beginnings (on).")
     ] = True

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from batchinfer.config import EngineConfig
     from batchinfer.io.options import InputOptions, OutputOptions
 
+SAME_TYPE = {"bfloat16": "bf16", "float": "float32", "fp32": "float32"}  # other tools' words for a number format
+
 
 def engine_config(model: ModelFlags, engine: EngineFlags, seed: int = 0) -> EngineConfig:
     """The engine's settings as they were given; wrong ones are refused here, before anything is loaded."""
@@ -20,7 +22,7 @@ def engine_config(model: ModelFlags, engine: EngineFlags, seed: int = 0) -> Engi
         model=model.model,
         revision=model.revision,
         device=model.device,
-        dtype=model.dtype,
+        dtype=SAME_TYPE.get(model.dtype, model.dtype),
         quantization=model.quantization,
         max_model_len=model.max_model_len,
         max_num_seqs=engine.max_num_seqs,
@@ -28,7 +30,7 @@ def engine_config(model: ModelFlags, engine: EngineFlags, seed: int = 0) -> Engi
         block_size=engine.block_size,
         num_kv_blocks=engine.num_kv_blocks,
         kv_cache_memory=engine.kv_cache_memory,
-        kv_cache_dtype=engine.kv_cache_dtype,
+        kv_cache_dtype=SAME_TYPE.get(engine.kv_cache_dtype, engine.kv_cache_dtype),
         prefix_caching=engine.prefix_caching,
         chunked_prefill=engine.chunked_prefill,
         order=engine.order,

@@ -40,6 +40,8 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: not valid TOML: {error}") from None
+    if any(isinstance(value, dict) and "hub" in value for value in document.values()):
+        raise ConfigError(f"--config {path}: a list of model names, not of settings; -m takes these names, and --config a file of flags")
     values: dict[str, Any] = {}
     for key, value in document.items():
         entries = value.items() if isinstance(value, dict) else [(key, value)]

@@ -17,6 +17,10 @@ class StepShape:
     seconds: float  # wall time of the whole step
 
 
+def ignore_step(shape: StepShape) -> None:
+    """The listener that does not listen."""
+
+
 @dataclass(slots=True)
 class StageSeconds:
     """Wall seconds by stage. Forward time of a mixed step is split between prefill and decode by tokens."""

@@ -12,17 +12,10 @@ import numpy as np
 
 from batchinfer.core.plan import Drafts, Plan, StepResult
 from batchinfer.core.request import RowError
-from batchinfer.errors import EngineFault
+from batchinfer.errors import EngineFault, is_out_of_memory
 from batchinfer.runtime.data_plane import DataPlane
 
 SURELY_NOT_THE_ROWS = 8  # so many rows failing, each alone, and none succeeding meanwhile: the fault is not theirs
-OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """True for Python's, torch's and the allocators' ways of saying so."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY_WORDS)
 
 
 class Isolation:

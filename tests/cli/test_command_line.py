@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from batchinfer.__main__ import _is_out_of_memory
 from batchinfer.cli.main import with_leading_flags_moved
+from batchinfer.errors import is_out_of_memory
 from tests.cli.conftest import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +95,25 @@ def test_wrong_settings_are_one_line_and_exit_2(cli: Cli, tmp_path: Path, flags:
     assert not said.out
 
 
+@pytest.mark.parametrize(
+    "line, help_of",
+    [
+        ("run x.jsonl --max-tokens", "batchinfer run"),
+        ("bench --workload", "batchinfer bench"),
+        ("--threads 1 run --dtype", "batchinfer run"),
+        ("models pull --revision", "batchinfer models pull"),
+        ("models pull", "batchinfer models pull"),
+        ("run x --nothing-such", "batchinfer run"),
+        ("walk", "batchinfer"),
+    ],
+)
+def test_a_usage_error_points_to_the_help_of_its_command(cli: Cli, line: str, help_of: str) -> None:
+    said = cli(*line.split())
+    assert said.code == 2
+    assert said.err.rstrip().endswith(f"(see {help_of} --help)")
+    assert len(said.err.strip().splitlines()) == 1
+
+
 def test_no_input_is_said_with_the_way_out(cli: Cli) -> None:
     said = cli("run")
     assert said.code == 2
@@ -121,9 +140,9 @@ def test_general_flags_may_stand_before_the_command() -> None:
 
 
 def test_running_out_of_memory_is_known_from_other_errors() -> None:
-    assert _is_out_of_memory(MemoryError())
-    assert _is_out_of_memory(ImportError("libx.so: failed to map segment from shared object"))
-    assert not _is_out_of_memory(RuntimeError("shape mismatch"))
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(ImportError("libx.so: failed to map segment from shared object"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
 
 
 def test_a_reader_that_goes_away_ends_quietly(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batchinfer.cli.flags import parse_count, parse_size
+from batchinfer.cli.flags import EngineFlags, ModelFlags, parse_count, parse_size
+from batchinfer.cli.settings import engine_config
 from batchinfer.cli.settings_file import read_settings
 from tests.cli.conftest import Cli
 
@@ -54,12 +55,24 @@ def test_files_that_cannot_be_read(cli: Cli, tmp_path: Path) -> None:
     assert (said.code, "No such file" in said.err) == (2, True)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
+def test_the_list_of_model_names_is_not_taken_for_settings(cli: Cli) -> None:
+    said = cli("run", "missing.jsonl", "--config", str(ROOT / "configs" / "models.toml"))
+    assert said.code == 2
+    assert "a list of model names, not of settings" in said.err
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path for path in (ROOT / "configs").glob("*.toml") if path.name != "models.toml"), ids=lambda path: path.name
+)
 def test_shipped_settings_files_work(cli: Cli, path: Path) -> None:
-    if path.name == "models.toml":
-        pytest.skip("names of models, not settings")
     assert read_settings(path)
     assert "no such file" in cli("run", "missing.jsonl", "--config", str(path)).err
+
+
+def test_other_tools_words_for_a_number_format() -> None:
+    config = engine_config(ModelFlags(dtype="bfloat16"), EngineFlags(kv_cache_dtype="fp32"))
+    assert (config.dtype, config.kv_cache_dtype) == ("bf16", "float32")
+    assert engine_config(ModelFlags(dtype="float"), EngineFlags()).dtype == "float32"
 
 
 def test_sizes_and_counts() -> None:
