@@ -135,7 +135,9 @@ class OutputFlags:
         bool, _switch("Output", "--generated-token-ids", text="Add a column with the ids of the generated tokens.")
     ] = False
     unordered: Annotated[bool, _switch("Output", "--unordered", text="With -o -, write rows as they finish, not in input order.")] = False
-    quiet: Annotated[bool, _switch("Output", "-q", "--quiet", text="No progress and no report on stderr.")] = False
+    quiet: Annotated[
+        bool, _switch("Output", "-q", "--quiet", text="Print only warnings and the last line on stderr: N succeeded, M failed.")
+    ] = False
 
 
 @dataclass(frozen=True)

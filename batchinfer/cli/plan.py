@@ -28,7 +28,10 @@ def plan(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the plan as JSON.", rich_help_panel="Output", show_default=False)
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", metavar=" ", help="Only the verdict.", rich_help_panel="Output")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("-q", "--quiet", metavar=" ", help="Print only the last line: N rows can run, M cannot.", rich_help_panel="Output"),
+    ] = False,
     model_flags: ModelFlags = ModelFlags(),
     sampling_flags: SamplingFlags = SamplingFlags(),
     engine_flags: EngineFlags = EngineFlags(),
@@ -82,8 +85,9 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     seconds = None
     if fit is not None and not config.fake_model:
         dims = ModelDims.of(model.config, fit.dtype, fit.kv_bytes_per_token)
-        seconds = least_seconds(dims, machine_rates(fit.dtype, "cpu" if fit.device == "cpu" else "cuda"), tally, fit.rows_at_once)
-    notes = [*rows.notes, "prompts: each becomes one user message" if rows.chat else "prompts: sent raw"]
+        rates = machine_rates(fit.dtype, "cpu" if fit.device == "cpu" else "cuda")
+        seconds = least_seconds(dims, rates, (tally.prompt_lengths, tally.output_limits), fit.rows_at_once)
+    notes = [*rows.notes, rows.treatment]
     if rows.parameter_columns:
         notes.append(f"sampling parameters from columns: {', '.join(rows.parameter_columns)}")
     return JobPlan(options.input, config.model, rows.chat, tally, fit, seconds, rows.preparer.first_text, tuple(notes))

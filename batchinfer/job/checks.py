@@ -49,8 +49,18 @@ def check_kept(output: OutputOptions, stream: RowStream) -> None:
 
 
 def unseen(output: OutputOptions, stream: RowStream) -> list[str]:
-    """Columns named on the command line that no row so far has: a typing mistake, or a rare column."""
-    named = [*(output.keep_columns or ()), *output.drop_columns]
+    """Warnings of columns named on the command line that no row so far has: a typing mistake, or a rare column."""
     if stream.files.kind == "parquet" or not stream.window:
         return []
-    return [name for name in named if not any(row.values is not None and name in row.values for row in stream.window)]
+    seen = {name for row in stream.window if row.values is not None for name in row.values}
+    return [
+        f"{flag} {name}: no such column in {first_rows(len(stream.window))}"
+        for flag, names in (("--keep-columns", output.keep_columns or ()), ("--drop-columns", output.drop_columns))
+        for name in names
+        if name not in seen
+    ]
+
+
+def first_rows(count: int) -> str:
+    """The rows that were looked at, in words."""
+    return "the first row" if count == 1 else f"the first {count:,} rows"

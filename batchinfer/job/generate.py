@@ -142,7 +142,7 @@ class Generation:
         report.settings = dict(engine.settings)
         self._progress = Progress(self._store.tally, self._stream, engine.stats)
         engine.on_step = self._on_step
-        engine.on_notice = self._outside.observer.note
+        engine.on_notice = self._outside.observer.warn
         self._outside.observer.started(self._info(engine))
         return engine
 
@@ -165,9 +165,7 @@ class Generation:
             shape=self._stream.shape,
             num_rows=self._stream.num_rows,
             rows_done_before=self._store.partial.found.rows,
-            chat=self._rows.chat,
-            prompt_column=options.prompt_column,
-            messages_column=options.messages_column,
+            treatment=self._rows.treatment,
             parameter_columns=self._rows.parameter_columns,
             defaults=self._rows.defaults,
             choices=tuple(engine.choices),

@@ -25,9 +25,7 @@ class JobInfo:
     shape: str  # "plain" | "openai"
     num_rows: int | None  # None: not known without reading the whole input
     rows_done_before: int  # kept from an earlier, interrupted run
-    chat: bool  # prompts are wrapped as a user message
-    prompt_column: str | None
-    messages_column: str | None
+    treatment: str  # how prompts become what the model reads, as a sentence
     parameter_columns: tuple[str, ...]  # columns taken as sampling parameters in the first rows
     defaults: SamplingParams  # what a row without parameters gets
     choices: tuple[str, ...]  # one printable line for each automatic choice of the engine
@@ -134,7 +132,10 @@ class JobObserver(Protocol):
         """Called after every engine step; the physical limit is summed from these."""
 
     def note(self, text: str) -> None:
-        """A line for people: a choice, a warning, a stage."""
+        """A line for people: a choice, a stage."""
+
+    def warn(self, text: str) -> None:
+        """A line that people should see even when they asked for silence."""
 
 
 class NullObserver:
@@ -156,6 +157,9 @@ class NullObserver:
         """Do nothing."""
 
     def note(self, text: str) -> None:
+        """Do nothing."""
+
+    def warn(self, text: str) -> None:
         """Do nothing."""
 
 

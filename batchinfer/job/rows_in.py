@@ -192,6 +192,7 @@ class JobRows:
     defaults: SamplingParams
     chat: bool
     notes: list[str]
+    treatment: str  # how prompts become what the model reads, as a sentence
     parameter_columns: tuple[str, ...]
     seconds: float = 0.0  # spent rendering and tokenising
 
@@ -224,13 +225,34 @@ def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], d
     notes = [*model.generation.notes, *notes]
     if is_openai:
         preparer = RowPreparer(OpenAIRows(defaults, options.row_params), tokenizer, rendering)
-        return JobRows(stream, preparer, defaults, chat, notes, ())
+        return JobRows(
+            stream,
+            preparer,
+            defaults,
+            chat,
+            notes,
+            "prompts: OpenAI lines; messages go through the chat template, completions are sent raw",
+            (),
+        )
+    treatment = _treatment(stream, columns, chat, tokenizer.has_chat_template)
     shape = PlainRows(columns, defaults, options.row_params, json_cells=stream.files.kind == "parquet")
     found: dict[str, None] = {}
     for row in stream.window:
         if row.values is not None:
             found.update(dict.fromkeys(shape.parameter_columns(row.values)))
-    return JobRows(stream, RowPreparer(shape, tokenizer, rendering), defaults, chat, notes, tuple(found))
+    return JobRows(stream, RowPreparer(shape, tokenizer, rendering), defaults, chat, notes, treatment, tuple(found))
+
+
+def _treatment(stream: RowStream, columns: Columns, chat: bool, has_template: bool) -> str:
+    """How the columns that the first rows use become what the model reads."""
+    raw = "sent raw" + (" (--chat wraps it)" if has_template else "")
+    ways = {
+        columns.prompt: "each becomes one user message (--no-chat sends it raw)" if chat else raw,
+        columns.messages: "rendered through the chat template",
+        columns.token_ids: "used as they are",
+    }
+    used = {name for row in stream.window if row.values is not None for name in ways if name and row.values.get(name) is not None}
+    return "prompts: " + "; ".join(f"{name!r}, {way}" for name, way in ways.items() if name in used) if used else "prompts: none so far"
 
 
 def note_on_models(stream: RowStream, model: str) -> list[str]:

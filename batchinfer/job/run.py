@@ -177,8 +177,8 @@ class Job:
         if stream.shape == "openai":
             check_openai(output, places)
         check_kept(output, stream)
-        for name in unseen(output, stream):
-            self._outside.observer.note(f"no column {name!r} in the first {len(stream.window):,} rows (--keep-columns, --drop-columns)")
+        for text in unseen(output, stream):
+            self._outside.observer.warn(text)
         return Opened(files, identity, places, stream, kept)
 
     def _open_model(self, stream: RowStream, date: datetime) -> ModelHandle | None:
@@ -191,8 +191,10 @@ class Job:
         model = parts.open_model(self.asked.config)
         self._rows = open_rows(stream, model, self.asked.sampling, date)
         self.report.seconds.load += perf_counter() - began
-        for text in [*self._rows.notes, *note_on_models(stream, self.asked.config.model)]:
+        for text in self._rows.notes:
             observer.note(text)
+        for text in note_on_models(stream, self.asked.config.model):
+            observer.warn(text)
         return model
 
     def _identity(self, opened: Opened, model: ModelHandle | None) -> JobIdentity:
@@ -209,7 +211,7 @@ class Job:
         """Make the place this job's; False when an earlier run has done everything."""
         places, files, output, options = opened.places, opened.files, self.asked.output, self.asked.input
         is_openai = opened.stream.shape == "openai"
-        state = find_state(places, identity, output, self._outside.observer.note)
+        state = find_state(places, identity, output, self._outside.observer)
         if state is State.COMPLETE and not self._has_failed_rows(places):
             return False
         if state is State.FRESH and is_openai and errors_path(places.output).exists() and not output.overwrite:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -17,6 +16,7 @@ from batchinfer.io.manifest import Manifest, differences, normal, try_read_json,
 from batchinfer.io.options import InputOptions, OutputOptions
 from batchinfer.io.places import Places
 from batchinfer.io.rows import Columns
+from batchinfer.job.records import JobObserver
 
 MAX_DIFFERENCES = 8
 SPARE_BYTES = 1 << 16
@@ -96,7 +96,7 @@ def free_settings(config: EngineConfig) -> dict[str, Any]:
     return normal({name: getattr(config, name) for name in FREE})
 
 
-def find_state(places: Places, identity: JobIdentity, output: OutputOptions, note: Callable[[str], None]) -> State:
+def find_state(places: Places, identity: JobIdentity, output: OutputOptions, observer: JobObserver) -> State:
     """Decide between a fresh start, going on, and nothing to do; `OutputConflict` when what is there is another job's."""
     if output.overwrite:
         clear(places)
@@ -120,9 +120,9 @@ def find_state(places: Places, identity: JobIdentity, output: OutputOptions, not
             "Run it with its own settings to go on, give another -o, or start afresh with --overwrite"
         )
     for change in differences(manifest.free, identity.free):
-        note(f"resumed with another setting, which changes no text: {change}")
+        observer.note(f"resumed with another setting, which changes no text: {change}")
     for change in differences(manifest.versions, identity.versions):
-        note(f"resumed with another version, which may change texts: {change}")
+        observer.warn(f"resumed with another version, which may change texts: {change}")
     return State.RESUMED
 
 

@@ -15,18 +15,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from batchinfer.core.stats import StepShape
+from batchinfer.core.stats import StepShape, ignore_step
 from batchinfer.job import JobInfo, JobSnapshot
-from batchinfer.reports.wording import fitting, in_short, in_words
+from batchinfer.reports.wording import fitting, in_short, in_words, kernels_folded
 
 PLAIN_LINE_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
 SHOWN_CHARACTERS = 1200  # of the first prompt and the first answer
 REFRESHES_PER_SECOND = 4
-
-
-def ignore_step(shape: StepShape) -> None:
-    """Do nothing with a step."""
 
 
 class StallWatch:
@@ -78,9 +74,10 @@ class StallWatch:
 
 
 class QuietFace:
-    """Shows nothing; steps still reach the meter."""
+    """Shows nothing but warnings; steps still reach the meter."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream
         self.on_step: Callable[[StepShape], None] = ignore_step
 
     def __enter__(self) -> QuietFace:
@@ -111,13 +108,19 @@ class QuietFace:
     def note(self, text: str) -> None:
         """A line for people."""
 
+    def warn(self, text: str) -> None:
+        """Write a line that nobody asked to be spared."""
+        if self.stream is not None:
+            self.stream.write(f"warning: {text}\n")
+            self.stream.flush()
+
 
 class PlainFace(QuietFace):
     """Lines of plain text: what was chosen, the first prompt and answer, and one line of progress every ten seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self.stream = stream
+        super().__init__(stream)
+        self.lines = stream
         self.clock = clock
         self.watch = StallWatch(self.note, clock=clock)
         self._next_line = float("inf")
@@ -147,8 +150,8 @@ class PlainFace(QuietFace):
 
     def note(self, text: str) -> None:
         """Write a line."""
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        self.lines.write(text + "\n")
+        self.lines.flush()
 
     def close(self) -> None:
         """End the watch."""
@@ -195,16 +198,24 @@ class LiveFace(QuietFace):
         """Write a line above the panel."""
         self.console.print(Text(text))
 
+    def warn(self, text: str) -> None:
+        """Write a warning above the panel."""
+        self.console.print(Text(f"warning: {text}", style="yellow"))
+
     def close(self) -> None:
         """Take the panel down."""
-        self.watch.stop()
         if self.live.is_started:
             self.live.stop()
+        self.watch.stop()
 
     def _show(self, title: str, text: str) -> None:
         self.console.print(Panel(Text(shown(text)), title=title, title_align="left", border_style="dim"))
 
     def _picture(self) -> RenderableType:
+        """What stands at the foot, and an empty line under it: what a terminal echoes there, such as ^C, moves nothing."""
+        return Group(self._now(), Text())
+
+    def _now(self) -> RenderableType:
         if self.snapshot is None:
             return Text("the first step is running", style="dim")
         if not self.answered:
@@ -216,7 +227,7 @@ class LiveFace(QuietFace):
 def choose_face(quiet: bool, stream: TextIO | None) -> QuietFace:
     """The face for a stream: silence when asked for or when there is nowhere to write."""
     if quiet or stream is None:
-        return QuietFace()
+        return QuietFace(stream)
     if not stream.isatty():  # whatever FORCE_COLOR says: a log gets no control codes
         return PlainFace(stream)
     console = Console(file=stream, highlight=False)
@@ -227,12 +238,10 @@ def describe_job(info: JobInfo) -> list[str]:
     """Lines that say what is about to run and what was chosen."""
     rows = "" if info.num_rows is None else f" ({info.num_rows:,} rows)"
     lines = [f"{info.input}{rows} -> {'stdout' if info.output == '-' else info.output}, model {info.model}"]
-    lines += info.choices
+    lines += kernels_folded(info.choices)
     if info.rows_done_before:
         lines.append(f"{info.rows_done_before:,} rows were done by an earlier run and are kept")
-    where = info.messages_column or info.prompt_column
-    shape = "each prompt becomes one user message (--no-chat sends it raw)" if info.chat else "prompts are sent raw (--chat wraps them)"
-    lines.append(f"prompts: from {where!r}; {shape}" if where else f"prompts: {shape}")
+    lines.append(info.treatment)
     if info.parameter_columns:
         lines.append(f"sampling parameters from columns: {', '.join(info.parameter_columns)} (--no-row-params leaves them alone)")
     d = info.defaults

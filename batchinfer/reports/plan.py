@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -190,9 +190,9 @@ def judge_fit(config: EngineConfig, model: ModelHandle, tally: RowTally) -> Fit 
     )
 
 
-def least_seconds(dims: ModelDims, rates: MachineRates, tally: RowTally, rows_at_once: int) -> float:
-    """Seconds at the machine's physical limit, were every row to use its `max_tokens` and no prefix to be shared."""
-    prompts, outputs = np.array(tally.prompt_lengths, np.float64), np.array(tally.output_limits, np.float64)
+def least_seconds(dims: ModelDims, rates: MachineRates, lengths: tuple[Sequence[int], Sequence[int]], rows_at_once: int) -> float:
+    """Seconds at the machine's physical limit for rows of these prompt and output lengths that share no prefix."""
+    prompts, outputs = (np.array(each, np.float64) for each in lengths)
     tokens = float(prompts.sum() + outputs.sum())
     steps = float(outputs.sum()) / max(1, rows_at_once)
     linear = 2.0 * dims.layer_parameters * tokens + 2.0 * dims.head_parameters * float(outputs.sum())
@@ -222,7 +222,7 @@ def plan_picture(plan: JobPlan) -> RenderableType:
             "KV pool",
             f"{fit.pool_tokens:,} tokens, {in_bytes(fit.pool_tokens * fit.kv_bytes_per_token)} at {fit.kv_bytes_per_token:,} bytes a token ({fit.reason})",
         )
-        table.add_row("at once", f"about {plural(fit.rows_at_once, 'row')} of average length")
+        table.add_row("at once", _at_once(fit.rows_at_once, len(tally.prompt_lengths)))
     if plan.least_seconds is not None:
         table.add_row(
             "time", f"at least {in_words(plan.least_seconds)} if every row uses its max_tokens (a rough bound from this machine's limits)"
@@ -235,8 +235,8 @@ def plan_picture(plan: JobPlan) -> RenderableType:
         parts.append(Text("\nrows that cannot run"))
         for code, trouble in sorted(tally.troubles.items(), key=lambda item: -item[1].count):
             more = ", ..." if trouble.count > len(trouble.positions) else ""
-            where = ", ".join(map(str, trouble.positions))
-            parts.append(Text(f"  {code}: {plural(trouble.count, 'row')} ({where}{more}); first: {trouble.message}"))
+            where = ("row " if trouble.count == 1 else "rows ") + ", ".join(map(str, trouble.positions))
+            parts.append(Text(f"  {code}: {plural(trouble.count, 'row')}: {where}{more}; first: {trouble.message}"))
     return Group(*parts)
 
 
@@ -266,6 +266,12 @@ def histogram(values: array[int]) -> list[str]:
         f"{edges[i] + 1:>7,} to {edges[i + 1]:>7,}  {counts[i]:>9,}  {'█' * round(40 * counts[i] / most) or ('▏' if counts[i] else '')}"
         for i in range(first, last + 1)
     ]
+
+
+def _at_once(fitting: int, rows: int) -> str:
+    if fitting < rows:
+        return f"about {plural(fitting, 'row')} of average length"
+    return "the row fits" if rows == 1 else f"all {rows:,} rows fit at once"
 
 
 def _spread(values: array[int]) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+OPERATIONS = ("matmul", "attention", "rms_norm", "silu_and_mul", "rotary", "argmax")
+
 
 def in_words(seconds: float) -> str:
     """A duration: `0.8 s`, `42 s`, `3 min 20 s`, `2 h 5 min`."""
@@ -40,3 +44,16 @@ def fitting(text: str, width: int) -> str:
 def plural(count: int, one: str, many: str | None = None) -> str:
     """A count with its noun: `1 row`, `2 rows`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def kernels_folded(choices: Sequence[str]) -> list[str]:
+    """An engine's choices with those of kernels in one line; `doctor` lists them singly. A slow one keeps its own line too."""
+    named = {choice.split(":")[0]: choice for choice in choices}
+    kernels = {name: named[name].split(": ", 1)[1].split(" (")[0] for name in OPERATIONS if name in named}
+    told = [f"{name} {chosen}" for name, chosen in kernels.items() if not chosen.startswith("reference")]
+    rest = "others plain torch" if told else "plain torch"
+    slow = [named[name] for name, chosen in kernels.items() if "slower" in chosen]
+    lines = [f"kernels: {', '.join([*told, rest])} (see batchinfer doctor)", *slow] if kernels else []
+    where = next((i for i, choice in enumerate(choices) if choice.split(":")[0] in kernels), 0)
+    kept = [choice for choice in choices if choice.split(":")[0] not in kernels]
+    return [*kept[:where], *lines, *kept[where:]]

@@ -12,11 +12,11 @@ from rich.console import Console
 from batchinfer.core.request import SamplingParams
 from batchinfer.job import JobInfo, JobSnapshot
 from batchinfer.reports.live import LiveFace, PlainFace, QuietFace, StallWatch, choose_face, progress_panel, shown
-from batchinfer.reports.wording import fitting, in_bytes, in_short, in_words, plural
+from batchinfer.reports.wording import fitting, in_bytes, in_short, in_words, kernels_folded, plural
 
 INFO = JobInfo(
-    model="m", input="in.jsonl", output="out.jsonl", shape="plain", num_rows=40, rows_done_before=3, chat=True, prompt_column="prompt",
-    messages_column=None, parameter_columns=("seed",), defaults=SamplingParams(stop=("x",)), choices=("dtype: float32 (asked for)",),
+    model="m", input="in.jsonl", output="out.jsonl", shape="plain", num_rows=40, rows_done_before=3,
+    treatment="prompts: sent raw", parameter_columns=("seed",), defaults=SamplingParams(stop=("x",)), choices=("dtype: float32 (asked for)",),
     max_num_seqs=4, max_model_len=512, pool_tokens=1024,
 )  # fmt: skip
 SNAPSHOT = JobSnapshot(
@@ -154,3 +154,18 @@ def test_numbers_as_people_say_them() -> None:
     assert [in_bytes(n) for n in (512, 1536, 3 * 2**30, 5 * 2**40)] == ["512 B", "1.5 KiB", "3.0 GiB", "5.0 TiB"]
     assert (fitting("abcdef", 4), fitting("abc", 4)) == ("abc…", "abc")
     assert [plural(1, "row"), plural(2000, "row"), plural(2, "entry", "entries")] == ["1 row", "2,000 rows", "2 entries"]
+
+
+def test_kernels_are_folded_into_one_line() -> None:
+    choices = [
+        "device: cpu (torch sees no usable GPU)", "dtype: bf16 (the checkpoint's own is bf16)", "matmul: oneDNN, prepacked bf16 (float32 accumulation)",
+        "rms_norm: reference (plain torch)", "argmax: numpy (vectorised)", "attention: native (built with c++)", "threads: 2",
+    ]  # fmt: skip
+    assert kernels_folded(choices) == [
+        *choices[:2],
+        "kernels: matmul oneDNN, prepacked bf16, attention native, argmax numpy, others plain torch (see batchinfer doctor)",
+        "threads: 2",
+    ]
+    slow = "attention: reference, several times slower (no C++ compiler found)"
+    assert kernels_folded(["device: cpu (x)", slow]) == ["device: cpu (x)", "kernels: plain torch (see batchinfer doctor)", slow]
+    assert kernels_folded(["threads: 2"]) == ["threads: 2"]

@@ -63,6 +63,27 @@ def test_quiet_says_only_the_verdict(cli: Cli, prompts: Path, tiny_folder: Path,
     assert said.err == "6 succeeded, 2 failed\n"
 
 
+def test_a_mistyped_column_is_said_even_with_quiet(cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    said = cli("run", prompts, "-m", tiny_folder, "-o", tmp_path / "out.jsonl", "-q", "--keep-columns", "id,promt")
+    assert said.err == "warning: --keep-columns promt: no such column in the first 8 rows\n6 succeeded, 2 failed\n"
+
+
+def test_what_becomes_of_prompts_is_said_as_it_is(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
+    def told(row: dict[str, object], *flags: str) -> str:
+        (tmp_path / "in.jsonl").write_text(json.dumps({**row, "max_tokens": 2}) + "\n")
+        said = cli("plan", tmp_path / "in.jsonl", "-m", tiny_folder, *flags)
+        assert said.code == 0, said.err
+        return next(line for line in said.err.splitlines() if line.startswith("prompts: "))
+
+    messages = [{"role": "user", "content": "hello"}]
+    assert told({"messages": messages}) == "prompts: 'messages', rendered through the chat template"
+    assert told({"prompt": "hello"}) == "prompts: 'prompt', each becomes one user message (--no-chat sends it raw)"
+    assert told({"prompt": "hello"}, "--no-chat") == "prompts: 'prompt', sent raw (--chat wraps it)"
+    assert told({"prompt_token_ids": [1, 2]}) == "prompts: 'prompt_token_ids', used as they are"
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": messages}}
+    assert "OpenAI lines" in told(line)
+
+
 def test_settings_of_a_file_reach_the_job(cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path) -> None:
     settings = tmp_path / "s.toml"
     settings.write_text(
@@ -127,7 +148,14 @@ def test_plan_checks_rows_and_runs_nothing(cli: Cli, prompts: Path, tiny_folder:
     said = cli("plan", prompts, "-m", tiny_folder, "--json", tmp_path / "plan.json")
     assert said.code == 3
     assert said.err.endswith("6 rows can run, 2 cannot\n")
-    for words in ("first prompt, as the model sees it", "duplicate ids", "invalid_parameter: 1 row (6)", "KV pool", "at least"):
+    for words in (
+        "first prompt, as the model sees it",
+        "duplicate ids",
+        "invalid_parameter: 1 row: row 6; first: ",
+        "all 6 rows fit at once",
+        "KV pool",
+        "at least",
+    ):
         assert words in said.err
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["rows"] == {"total": 8, "ok": 6, "failed": 2, "clipped": 0}

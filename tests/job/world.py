@@ -112,6 +112,9 @@ class World:
             if self.stop_after < 0:
                 raise self.error
 
+    def warn(self, text: str) -> None:
+        self.note(text)
+
     def note(self, text: str) -> None:
         self.notes.append(text)
 
