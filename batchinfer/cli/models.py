@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="Which models there are: list, pull
 
 Name = Annotated[str, typer.Argument(help="A folder, a .gguf file, an alias or a hub id (org/name).", show_default=False)]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a hub repository.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 @app.command("list")
@@ -25,15 +25,17 @@ def list_models(as_json: AsJson = False) -> None:
     names = known_names()
     caches = {"unpacked models": str(models_cache()), "Hugging Face hub": str(hub_cache())}
     if as_json:
-        rows = [{"name": n.name, "about": n.about, "origin": n.origin, "files": str(n.files) if n.files else None} for n in names]
+        rows = [
+            {"name": n.name, "about": n.about, "origin": n.origin, "files": str(n.files) if n.files else None, "missing": n.missing}
+            for n in names
+        ]
         _print_json({"models": rows, "caches": caches})
         return
-    table = _table("name", "what", "comes from", "here")
     for known in names:
-        table.add_row(known.name, known.about, known.origin, str(known.files) if known.files else "no: fetched at first use")
-    _print(table)
-    for what, place in caches.items():
-        _print(f"{what}: {place}")
+        print(known.name)
+        _print_facts({"what": known.about, "from": known.origin, "here": str(known.files or f"no: {known.missing}")}, indent="  ")
+    print("caches")
+    _print_facts(caches, indent="  ")
 
 
 @app.command()
@@ -53,11 +55,7 @@ def inspect(name: Name, revision: Revision = None, as_json: AsJson = False) -> N
     if as_json:
         _print_json(facts)
         return
-    table = _table("", "")
-    table.show_header = False
-    for key, value in facts.items():
-        table.add_row(key.replace("_", " "), _readable(value))
-    _print(table)
+    _print_facts({key.replace("_", " "): _readable(value) for key, value in facts.items()})
 
 
 @app.command()
@@ -135,20 +133,17 @@ def _readable(value: Any) -> str:
     return str(value)
 
 
-def _table(*columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
+def _print_facts(facts: dict[str, str], indent: str = "") -> None:
+    """A name and what is known in two columns; lines end between words, so that paths and ids stay whole."""
+    import shutil
+    import textwrap
 
-    table = Table(box=box.SIMPLE)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _print(what: Any) -> None:
-    from rich.console import Console
-
-    Console(highlight=False, markup=False, soft_wrap=isinstance(what, str)).print(what)
+    left = max(map(len, facts), default=0) + 2
+    width = shutil.get_terminal_size().columns
+    for name, text in facts.items():
+        margin = indent + " " * left
+        head = f"{indent}{name:<{left}}"
+        print(textwrap.fill(text, width, initial_indent=head, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False))
 
 
 def _print_json(data: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from batchinfer.errors import ConfigError, ModelError
 from batchinfer.weights.aliases import Alias, read_aliases
-from batchinfer.weights.fetch import cached_hub_folder, cached_wheel_file, hub_cache, models_cache
+from batchinfer.weights.fetch import cached_hub_folder, cached_wheel_file, hub_cache, hub_token, models_cache
 from batchinfer.weights.source import ModelFiles, try_local
 
 
@@ -21,6 +21,7 @@ class KnownName:
     about: str
     origin: str
     files: Path | None
+    missing: str = "fetched at first use"  # what stands between the name and its files, where they are not here
 
 
 def known_names() -> list[KnownName]:
@@ -46,7 +47,11 @@ def _known_alias(alias: Alias) -> KnownName:
         return KnownName(alias.name, alias.about, str(local.path), local.path)
     wheel = alias.wheel
     origin = f"PyPI {wheel.package} {wheel.version}, else {alias.hub}" if wheel else alias.hub
-    return KnownName(alias.name, alias.about, origin, cached_wheel_file(alias) or cached_hub_folder(alias.hub, None))
+    files = cached_wheel_file(alias) or cached_hub_folder(alias.hub, None)
+    if alias.gated and hub_token() is None:
+        copy = f"; -m {alias.ungated} is a copy that is not" if alias.ungated else ""
+        return KnownName(alias.name, alias.about, origin, files, f"gated, needs HF_TOKEN{copy}")
+    return KnownName(alias.name, alias.about, origin, files)
 
 
 def _try_files(name: str) -> ModelFiles | None:

@@ -41,6 +41,19 @@ def test_list_names_what_is_here_and_where_the_caches_are(tmp_path: Path) -> Non
     assert str(tmp_path / "hub") in text
 
 
+def test_list_keeps_paths_whole_and_says_what_a_gated_name_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    folder = write_tiny(tmp_path / "shelf" / "a-name-that-is-long" / "-".join(["part"] * 12))
+    (tmp_path / "shelf" / "mine").symlink_to(folder)
+    text = run("list")
+    assert str(tmp_path / "shelf" / "mine") in text
+    assert "no: gated, needs HF_TOKEN" in text
+    assert "unsloth/Llama-3.2-1B-Instruct" in text
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "a token")
+    assert "gated, needs" not in run("list")
+
+
 def test_pull_prints_the_place_alone(tmp_path: Path) -> None:
     write_tiny(tmp_path / "shelf" / "mine")
     assert run("pull", "mine") == f"{tmp_path / 'shelf' / 'mine'}\n"
