@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ from batchinfer.weights.source import ModelFiles, resolve_model
 if TYPE_CHECKING:
     from batchinfer.attention.base import AttnSpec
     from batchinfer.core.memory import KVMemory
-    from batchinfer.engine import ControlPlane, Engine, EngineLimits
+    from batchinfer.engine import ControlPlane, Engine, EngineFacts, EngineLimits
     from batchinfer.layers.linear import Linear
     from batchinfer.model.decoder import Decoder
+    from batchinfer.ops.table import Choice
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
 
@@ -42,6 +44,12 @@ class JobNeed:
     """What a job is known to need: KV tokens that it can use at once."""
 
     pool_tokens: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: ModelHandle, lengths: Iterable[int]) -> JobNeed:
+        """The widest of the rows seen so far, as many as run at once. `lengths`: prompt plus `max_tokens` of each row."""
+        seqs = config.max_num_seqs or max(CPU_DEFAULTS["max_num_seqs"], CUDA_DEFAULTS["max_num_seqs"])
+        return cls(sum(sorted((min(length, model.max_model_len) for length in lengths), reverse=True)[:seqs]))
 
 
 def open_model(config: EngineConfig) -> ModelHandle:
@@ -67,17 +75,14 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
     target = _target(config, model)
     defaults = CUDA_DEFAULTS if target.device.type == "cuda" else CPU_DEFAULTS
     sizes = {name: getattr(config, name) or default for name, default in defaults.items()}
-    kv_name = target.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     try:
         parts = None if config.fake_model else _load(model, target)
-        limits, pool_reason = _limits(config, model, target, sizes, kv_name, need)
+        limits, pool = _limits(config, model, target, sizes, need)
         control = _control_plane(config, model, limits)
-        data = _fake_plane(model, control, target) if parts is None else _data_plane(model, control, target, kv_name, parts)
+        data = _fake_plane(model, control, target, pool) if parts is None else _data_plane(config, model, control, target, pool, parts)
     except MemoryError as err:
         raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err
-    engine = Engine(control, data, limits, model.tokenizer.vocabulary)
-    _describe(engine, config, model, target, kv_name, pool_reason)
-    return engine
+    return Engine(control, data, limits, model.tokenizer.vocabulary, _facts(config, model, target, data, limits))
 
 
 def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
@@ -117,12 +122,13 @@ def _load(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, Linear]:
 
 
 def _limits(
-    config: EngineConfig, model: ModelHandle, target: ComputeTarget, sizes: dict[str, int], kv_name: str, need: JobNeed | None
-) -> tuple[EngineLimits, str]:
+    config: EngineConfig, model: ModelHandle, target: ComputeTarget, sizes: dict[str, int], need: JobNeed | None
+) -> tuple[EngineLimits, Choice]:
     from batchinfer.attention.kv_cache import KV_FORMATS
     from batchinfer.engine import EngineLimits
     from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks
 
+    kv_name = _kv_dtype(config, target)
     per_token = KV_FORMATS[kv_name].bytes_per_token(_attn_spec(model.config), model.config.num_layers)
     ask = PoolRequest(
         block_size=sizes["block_size"],
@@ -142,9 +148,8 @@ def _limits(
         block_size=sizes["block_size"],
         num_blocks=num_blocks,
         kv_bytes_per_token=per_token,
-        vocab_size=model.tokenizer.vocabulary.size,
     )
-    return limits, reason
+    return limits, _pool_choice(limits, kv_name, reason)
 
 
 def _attn_spec(model: ModelConfig) -> AttnSpec:
@@ -168,70 +173,79 @@ def _control_plane(config: EngineConfig, model: ModelHandle, limits: EngineLimit
     prefix = TriePrefixCache(pool, limits.block_size) if config.prefix_caching else NoPrefixCache()
     longest = min(limits.max_model_len, limits.pool_tokens + 1)
     table = SequenceTable(limits.max_num_seqs, longest, -(-longest // limits.block_size))
-    memory: KVMemory = KVMemory(table, pool, prefix, limits.block_size, config.seed)
+    stopper = StopChecker(table, model.tokenizer.vocabulary)
+    memory: KVMemory = KVMemory(table, pool, prefix, limits.block_size, config.seed, (stopper,))
     queue = ArrivalQueue() if config.order == "arrival" else GroupedQueue()
     chunks = ChunkedPrefill() if config.chunked_prefill else WholePrompts()
     scheduler = Scheduler(memory, queue, Budget(limits.max_num_seqs, limits.max_num_batched_tokens), chunks)
-    stopper = StopChecker(table, model.tokenizer.vocabulary)
-    memory.listeners = (stopper,)
     return ControlPlane(scheduler, memory, stopper, NoDrafts())
 
 
-def _data_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget, kv_name: str, parts: tuple[Decoder, Linear]) -> DataPlane:
+def _data_plane(
+    config: EngineConfig, model: ModelHandle, control: ControlPlane, target: ComputeTarget, pool: Choice, parts: tuple[Decoder, Linear]
+) -> DataPlane:
     from batchinfer.attention.kv_cache import KV_FORMATS, KVCache
-    from batchinfer.attention.reference import ReferenceAttention
     from batchinfer.runtime.batch import RaggedBatchBuilder
     from batchinfer.runtime.data_plane import DataPlane
+    from batchinfer.runtime.device import choose_attention
     from batchinfer.runtime.head import GenerateHead
     from batchinfer.runtime.runner import EagerRunner
 
     decoder, lm_head = parts
     table, block_size = control.memory.table, control.memory.block_size
     kv = KVCache(
-        _attn_spec(model.config), model.config.num_layers, control.memory.pool.num_blocks, block_size, KV_FORMATS[kv_name], target.device
+        _attn_spec(model.config),
+        model.config.num_layers,
+        control.memory.pool.num_blocks,
+        block_size,
+        KV_FORMATS[_kv_dtype(config, target)],
+        target.device,
     )
+    attention, choice = choose_attention(kv, target.device)
     return DataPlane(
         batcher=RaggedBatchBuilder(table, block_size, target.device),
-        runner=EagerRunner(decoder, ReferenceAttention(kv, target.device)),
+        runner=EagerRunner(decoder, attention),
         head=GenerateHead(lm_head, table, model.tokenizer.vocabulary, control.stopper.stop_ids, target.ops),
         clear=kv.clear,
+        choices=(choice, pool),
     )
 
 
-def _fake_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget) -> DataPlane:
+def _fake_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget, pool: Choice) -> DataPlane:
     from batchinfer.runtime.batch import RaggedBatchBuilder
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.fake import FakeHead, FakeRunner
 
     table = control.memory.table
     batcher = RaggedBatchBuilder(table, control.memory.block_size, target.device)
-    return DataPlane(batcher, FakeRunner(), FakeHead(table, model.tokenizer.vocabulary))
+    return DataPlane(batcher, FakeRunner(), FakeHead(table, model.tokenizer.vocabulary), choices=(pool,))
 
 
-def _describe(engine: Engine, config: EngineConfig, model: ModelHandle, target: ComputeTarget, kv_name: str, pool_reason: str) -> None:
-    """Say what was chosen, and why."""
+def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data: DataPlane, limits: EngineLimits) -> EngineFacts:
+    """Say what was chosen and why, and what the settings came out as."""
     import torch
 
+    from batchinfer.engine import EngineFacts
     from batchinfer.runtime.self_test import linear_shapes_that_differ
 
-    limits = engine.limits
-    pool_gib = limits.num_blocks * limits.block_size * limits.kv_bytes_per_token / 2**30
     differ = [] if config.fake_model else linear_shapes_that_differ(target, linear_shapes(model.config))
-    engine.choices = [
-        *map(str, target.choices),
-        f"KV pool: {limits.num_blocks - 1:,} blocks of {limits.block_size} tokens, {pool_gib:.2f} GiB as {kv_name} ({pool_reason})",
+    on_cpu = target.device.type == "cpu"
+    same = "yes" if on_cpu else "not promised on a GPU"
+    if differ:
+        same = "no, linear layers of shape " + ", ".join(f"{o}x{i}" for o, i in differ) + " differ on this processor"
+    choices = [
+        *map(str, (*target.choices, *data.choices)),
         f"batch: up to {limits.max_num_seqs:,} rows, {limits.max_num_batched_tokens:,} tokens a step; context {limits.max_model_len:,} tokens",
         f"threads: {torch.get_num_threads()}",
-        "same bytes at any batch: no, linear layers of shape " + ", ".join(f"{o}x{i}" for o, i in differ) + " differ on this processor"
-        if differ
-        else "same bytes at any batch: yes" if target.device.type == "cpu" else "same bytes at any batch: not promised on a GPU",
-    ]  # fmt: skip
-    engine.settings = {
+        f"same bytes at any batch: {same}",
+    ]
+    settings = {
         "model": config.model,
         "device": target.device.type,
         "dtype": target.dtype_name,
         "quantization": config.quantization,
-        "kv_cache_dtype": kv_name,
+        "kv_cache_dtype": _kv_dtype(config, target),
+        **{choice.operation: choice.chosen for choice in data.choices if choice.operation == "attention"},
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
@@ -243,5 +257,17 @@ def _describe(engine: Engine, config: EngineConfig, model: ModelHandle, target: 
         "seed": config.seed,
         "threads": torch.get_num_threads(),
         "fake_model": config.fake_model,
-        "batch_invariant": not differ and target.device.type == "cpu",
+        "batch_invariant": on_cpu and not differ,
     }
+    return EngineFacts(choices, settings)
+
+
+def _kv_dtype(config: EngineConfig, target: ComputeTarget) -> str:
+    return target.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def _pool_choice(limits: EngineLimits, kv_name: str, reason: str) -> Choice:
+    from batchinfer.ops.table import Choice
+
+    gib = limits.num_blocks * limits.block_size * limits.kv_bytes_per_token / 2**30
+    return Choice("KV pool", f"{limits.num_blocks - 1:,} blocks of {limits.block_size} tokens, {gib:.2f} GiB as {kv_name}", reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,14 @@ import numpy as np
 from batchinfer.core.drafts import DraftProposer
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.plan import Plan, StepResult
-from batchinfer.core.request import Request, Result
+from batchinfer.core.request import Request, Result, SamplingParams
 from batchinfer.core.scheduler import Scheduler
 from batchinfer.core.sequences import Sequence
 from batchinfer.core.stats import RunStats, StepShape, ignore_step
 from batchinfer.core.stop import REASONS, StopChecker
-from batchinfer.errors import InputError, is_out_of_memory
+from batchinfer.errors import InputError
 from batchinfer.runtime.data_plane import DataPlane
-from batchinfer.runtime.isolation import Isolation
+from batchinfer.runtime.isolation import Fault, Isolation
 
 if TYPE_CHECKING:
     from batchinfer.core.vocabulary import Vocabulary
@@ -36,7 +36,6 @@ class EngineLimits:
     block_size: int
     num_blocks: int
     kv_bytes_per_token: int
-    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,14 @@ class ControlPlane:
     drafter: DraftProposer
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What was decided when the engine was built: a printable line for each automatic choice, and the settings."""
+
+    choices: list[str] = field(default_factory=list)
+    settings: dict[str, object] = field(default_factory=dict)
+
+
 def ignore_notice(text: str) -> None:
     """The listener that does not listen."""
 
@@ -56,7 +63,7 @@ def ignore_notice(text: str) -> None:
 class Engine:
     """Runs requests to completion, one ragged batch at a time."""
 
-    def __init__(self, control: ControlPlane, device: DataPlane, limits: EngineLimits, vocabulary: Vocabulary) -> None:
+    def __init__(self, control: ControlPlane, device: DataPlane, limits: EngineLimits, vocabulary: Vocabulary, facts: EngineFacts) -> None:
         self.scheduler = control.scheduler
         self.memory = control.memory
         self.stopper = control.stopper
@@ -65,16 +72,17 @@ class Engine:
         self.runner = device.runner
         self.head = device.head
         self._clear = device.clear
-        self._isolation = Isolation(device, self.drafter.propose)
+        self._isolation = Isolation(self._compute_part)
         self.limits = limits
         self.stats: RunStats = self.memory.stats
         self.on_step: Callable[[StepShape], None] = ignore_step
         self.on_notice: Callable[[str], None] = ignore_notice  # hears what a person should know
-        self.choices: list[str] = []  # one printable line for each automatic choice
-        self.settings: dict[str, object] = {}
+        self.choices = facts.choices
+        self.settings = facts.settings
         self._vocabulary = vocabulary
         self._window = max(2 * limits.max_num_seqs, 512)
         self._next_id = 0
+        self._checked: SamplingParams | None = None
 
     @property
     def num_unfinished(self) -> int:
@@ -89,6 +97,7 @@ class Engine:
         self.scheduler.settle(plan)
         drafts = self.drafter.propose(plan)  # 3 guess ahead, within the reservation
         built = ran = perf_counter()
+        fault: Fault | None = None
         try:
             batch = self.batcher.build(plan, drafts)
             built = perf_counter()
@@ -96,8 +105,12 @@ class Engine:
             ran = perf_counter()
             result = self.head.decide(hidden, batch)  # 5 sample and verify
             self._isolation.succeeded()
+            self.scheduler.recover()
         except Exception as error:  # a kernel, memory, an assertion: only the rows that cause it may suffer
-            result = self._retry(plan, error)
+            fault = Fault.of(error)
+        if fault is not None:
+            batch = hidden = None  # what the failed step holds must be free before it is tried again
+            result = self._retry(plan, fault)
         sampled = perf_counter()
         finished = self.retire(plan, result)  # 6 append, publish, release, report
         self._account(plan, (began, built, ran, sampled, perf_counter()))
@@ -109,27 +122,16 @@ class Engine:
         A `Result` among the requests is a row that failed earlier and passes through; None means "nothing to read
         just now" and lets the engine step on instead of waiting.
         """
-        source = iter(requests)
-        exhausted = False
-        while not exhausted or self.num_unfinished:
-            if not exhausted and self.scheduler.num_waiting <= self._window // 2:
-                for item in source:
-                    if isinstance(item, Result):
-                        yield item
-                    elif item is None:
-                        break
-                    else:
-                        yield from self._try_add(item)
-                    if self.scheduler.num_waiting >= self._window:
-                        break
-                else:
-                    exhausted = True
-            if self.num_unfinished:
-                yield from self.step()
+        try:
+            yield from self._run(iter(requests))
+        finally:
+            self.abort()  # a run that is given up leaves no row behind for the next one
 
     def add(self, request: Request) -> None:
         """Queue one row. Raises `InputError` when it could never run: refused now, it never blocks the queue."""
         limits, params = self.limits, request.params
+        if params is not self._checked:  # most rows share theirs
+            self._checked = params.check()
         num_prompt = len(request.prompt_ids)
         if num_prompt == 0:
             raise InputError("the prompt is empty: it has no tokens", "empty_prompt")
@@ -153,6 +155,8 @@ class Engine:
                 f"stop_token_ids {max(params.stop_token_ids)} is outside the tokenizer's vocabulary of {self._vocabulary.size:,} ids",
                 "invalid_parameter",
             )
+        if request.prompt_ids.dtype != np.int32 or not request.prompt_ids.flags.c_contiguous:
+            request = replace(request, prompt_ids=np.ascontiguousarray(request.prompt_ids, np.int32))
         wanted = num_prompt + params.max_tokens
         limit = min(wanted, limits.max_model_len, limits.pool_tokens + 1)  # the last token needs no KV
         self.scheduler.queue.push(Sequence(self._next_id, request, limit, clipped=limit < wanted))
@@ -167,7 +171,7 @@ class Engine:
 
     def retire(self, plan: Plan, result: StepResult) -> list[Result]:
         """The one place where rows change because of the model: append, stop, publish, release."""
-        if result.failures:
+        if result.failures or result.postponed:
             return self._fail(plan, result)
         table = self.memory.table
         table.num_computed[plan.slots] = plan.start + plan.num_tokens
@@ -184,26 +188,31 @@ class Engine:
         self.memory.release(slots)
         return finished
 
-    def _retry(self, plan: Plan, error: Exception) -> StepResult:
-        """Compute a failed step again in parts; with less in every later step when memory was short."""
-        if is_out_of_memory(error):
-            budget = self.scheduler.shrink()
-            self.on_notice(
-                f"memory ran out: from now on at most {budget.max_num_seqs:,} rows and {budget.max_num_batched_tokens:,} tokens a step"
-            )
-        return self._isolation.retry(plan, error)
+    def _compute_part(self, part: Plan) -> StepResult:
+        batch = self.batcher.build(part, self.drafter.propose(part))
+        return self.head.decide(self.runner.forward(batch), batch)
+
+    def _retry(self, plan: Plan, fault: Fault) -> StepResult:
+        """Compute a failed step again in parts; with less in the steps to come when memory was short."""
+        if fault.out_of_memory:
+            budget = self.scheduler.shrink(len(plan.slots), int(plan.num_tokens.sum()))
+            self.on_notice(f"memory ran out: {budget.max_num_batched_tokens:,} tokens of {budget.max_num_seqs:,} rows a step for a while")
+        else:
+            self.on_notice(f"a step failed ({fault.words}, {fault.place}); looking for the rows that cause it")
+        return self._isolation.retry(plan, fault)
 
     def _fail(self, plan: Plan, result: StepResult) -> list[Result]:
-        """End the rows that cannot go on, clear what they wrote, and retire the others."""
+        """End the rows that cannot go on, clear what they wrote, and retire the others that were computed."""
         failed = np.array(list(result.failures), np.int32)
         results = []
         for slot, error in result.failures.items():
             seq = self.memory.table.sequences[slot]
             assert seq is not None
             results.append(Result(seq.request.row, num_prompt_tokens=len(seq.request.prompt_ids), error=error))
-        stay = ~np.isin(plan.slots, failed)
+        stay = ~np.isin(plan.slots, [*result.failures, *result.postponed])
         tokens = result.token_ids[stay[plan.samples]]
-        self._clear(self.memory.discard(failed))
+        if len(failed):
+            self._clear(self.memory.discard(failed))
         self.stats.rows_finished += len(failed)
         return results + self.retire(plan.part(stay), StepResult(tokens))
 
@@ -230,6 +239,24 @@ class Engine:
             clipped=cut,
         )
 
+    def _run(self, source: Iterator[Request | Result | None]) -> Iterator[Result]:
+        exhausted = False
+        while not exhausted or self.num_unfinished:
+            if not exhausted and self.scheduler.num_waiting <= self._window // 2:
+                for item in source:
+                    if isinstance(item, Result):
+                        yield item
+                    elif item is None:
+                        break
+                    else:
+                        yield from self._try_add(item)
+                    if self.scheduler.num_waiting >= self._window:
+                        break
+                else:
+                    exhausted = True
+            if self.num_unfinished:
+                yield from self.step()
+
     def _try_add(self, request: Request) -> Iterator[Result]:
         try:
             self.add(request)
@@ -251,8 +278,6 @@ class Engine:
         stats.steps += 1
         stats.computed_tokens += total
         stats.waiting = self.scheduler.num_waiting
-        if stats.steps == 1:
-            stats.kernel_seconds_first_step = ran - built
         if self.on_step is not ignore_step:
             long = ~decoding
             queries, before = plan.num_tokens[long].astype(np.float64), plan.start[long]

@@ -18,7 +18,7 @@ from batchinfer.core.scheduler import Budget, ChunkedPrefill, Scheduler, WholePr
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.stop import StopChecker
 from batchinfer.core.vocabulary import Vocabulary
-from batchinfer.engine import ControlPlane, Engine, EngineLimits
+from batchinfer.engine import ControlPlane, Engine, EngineFacts, EngineLimits
 from batchinfer.runtime.data_plane import DataPlane
 
 LETTERS = Vocabulary(token_bytes=[bytes([97 + i]) for i in range(26)] + [b"<eos>"], special_ids=frozenset({26}), eos_ids=(26,))
@@ -91,7 +91,8 @@ def make_engine(setup: Setup) -> Engine:
     longest = min(setup.max_model_len, pool_tokens + 1)
     table = SequenceTable(setup.max_num_seqs, longest, -(-longest // setup.block_size))
     prefix = TriePrefixCache(pool, setup.block_size) if setup.prefix else NoPrefixCache()
-    memory = KVMemory(table, pool, prefix, setup.block_size, job_seed=0)
+    stopper = StopChecker(table, setup.vocabulary)
+    memory = KVMemory(table, pool, prefix, setup.block_size, 0, (stopper,))
     scheduler = Scheduler(
         memory,
         GroupedQueue() if setup.grouped else ArrivalQueue(),
@@ -100,13 +101,9 @@ def make_engine(setup: Setup) -> Engine:
     )
     if setup.optimistic:
         scheduler.forecast = Optimist()
-    stopper = StopChecker(table, setup.vocabulary)
-    memory.listeners = (stopper,)
     model = HistoryModel(table, setup.block_size, setup.num_tokens, setup.budget if setup.chunked else None)
-    limits = EngineLimits(
-        setup.max_model_len, pool_tokens, setup.max_num_seqs, setup.budget, setup.block_size, setup.blocks, 1, setup.vocabulary.size
-    )
-    return Engine(ControlPlane(scheduler, memory, stopper, NoDrafts()), DataPlane(model, model, model), limits, setup.vocabulary)
+    limits = EngineLimits(setup.max_model_len, pool_tokens, setup.max_num_seqs, setup.budget, setup.block_size, setup.blocks, 1)
+    return Engine(ControlPlane(scheduler, memory, stopper, NoDrafts()), DataPlane(model, model, model), limits, setup.vocabulary, EngineFacts())
 
 
 def request(row: int, prompt: list[int] | str, **params: object) -> Request:

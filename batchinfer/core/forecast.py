@@ -23,7 +23,7 @@ class OutputForecast:
         self._tokens = 0
 
     def finished(self, num_output: int) -> None:
-        """Learn from a row that ended by itself."""
+        """Learn from a row that could have ended by itself."""
         self._rows += 1
         self._tokens += num_output
 
@@ -43,9 +43,7 @@ def peak_tokens(held: np.ndarray, remaining: np.ndarray) -> int:
     """
     if not len(held):
         return 0
-    horizon = int(remaining.max()) + 1
-    ending_rows = np.bincount(remaining, minlength=horizon)
-    ending_tokens = np.bincount(remaining, weights=held, minlength=horizon)
-    alive_rows = np.cumsum(ending_rows[::-1])[::-1]
-    alive_tokens = np.cumsum(ending_tokens[::-1])[::-1]
-    return int((alive_tokens + alive_rows * np.arange(horizon)).max())
+    order = np.argsort(remaining)  # at the end of each row, those that end no sooner stand
+    ends = remaining[order]
+    still_held = np.cumsum(held[order][::-1])[::-1]
+    return int((still_held + np.arange(len(ends), 0, -1) * ends).max())

@@ -33,13 +33,15 @@ class Lifecycle(Protocol):
 class KVMemory:
     """The only owner of block tables, reference counts and `num_computed` before the forward pass."""
 
-    def __init__(self, table: SequenceTable, pool: BlockPool, prefix: PrefixCache, block_size: int, job_seed: int) -> None:
+    def __init__(
+        self, table: SequenceTable, pool: BlockPool, prefix: PrefixCache, block_size: int, job_seed: int, listeners: tuple[Lifecycle, ...]
+    ) -> None:
         self.table = table
         self.pool = pool
         self.prefix = prefix
         self.block_size = block_size
         self._job_seed = job_seed
-        self.listeners: tuple[Lifecycle, ...] = ()
+        self._listeners = listeners
         self.stats = RunStats(blocks_total=pool.num_blocks - 1)
 
     def reserve(self, schedule: Schedule) -> Plan:
@@ -68,7 +70,7 @@ class KVMemory:
             grants = np.concatenate((grants, np.minimum(caps, self.table.num_tokens[new] - new_start)))
         samples = start + grants == self.table.num_tokens[slots]
         self._count_use()
-        return Plan(slots, start, grants, samples, preempted, deferred, [join.seq for join in joined])
+        return Plan(slots, start, grants, samples, preempted, deferred)
 
     def publish(self, plan: Plan) -> None:
         """Offer the prompt blocks that this step filled to later rows.
@@ -87,7 +89,7 @@ class KVMemory:
         if not len(slots):
             return
         table = self.table
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener.forget(slots)
         parts = []
         for slot in slots.tolist():
@@ -125,9 +127,7 @@ class KVMemory:
         idle = np.setdiff1d(np.arange(table.num_slots), running)
         assert not table.num_blocks[idle].any()
         assert not table.block_table[idle].any()
-        check_prefix = getattr(self.prefix, "check", None)
-        if check_prefix is not None:
-            check_prefix()
+        self.prefix.check()
 
     def _blocks_for(self, num_tokens: np.ndarray) -> np.ndarray:
         return -(-num_tokens // self.block_size)
@@ -229,7 +229,7 @@ class KVMemory:
         table.num_computed[slot] = table.num_cached[slot] = start
         table.published[slot] = len(cached)
         self._count_admission(seq, start)
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener.admit(seq)
         return True
 

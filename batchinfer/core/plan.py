@@ -37,7 +37,6 @@ class Plan:
     samples: np.ndarray  # bool [S]: the span reaches the sequence's last token
     preempted: list[Sequence] = field(default_factory=list)
     deferred: list[Sequence] = field(default_factory=list)
-    joined: list[Sequence] = field(default_factory=list)
 
     def part(self, which: np.ndarray) -> Plan:
         """The spans at `which` (indices or mask), as a plan that admits and preempts nobody."""
@@ -55,8 +54,10 @@ class Drafts:
 class StepResult:
     """The step's one transfer from the device: the sampled token of each sampling span, int32 [R].
 
-    `failures` are slots of the plan that cannot go on, and why; their tokens, where they have any, mean nothing.
+    `failures` are slots of the plan that cannot go on, and why; `postponed` slots were not computed after all. The
+    tokens of either, where they have any, mean nothing.
     """
 
     token_ids: np.ndarray
     failures: dict[int, RowError] = field(default_factory=dict)
+    postponed: tuple[int, ...] = ()

@@ -21,11 +21,12 @@ class Probe(NamedTuple):
     """What the cache could give a sequence now."""
 
     num_blocks: int  # leading blocks that could be reused
-    missing: Key | None  # the next full block, None when there is none
+    num_in_use: int  # of those, blocks that running rows hold already: reusing them takes no memory
+    missing: Key | None  # the next full block of the prompt, None when there is none
     pending: bool  # another running row computes that block
 
 
-NOTHING = Probe(0, None, False)
+NOTHING = Probe(0, 0, None, False)
 
 
 class PrefixCache(Protocol):
@@ -42,6 +43,9 @@ class PrefixCache(Protocol):
 
     def withdraw(self, seq: Sequence) -> None:
         """The sequence leaves: nobody waits for it any longer."""
+
+    def check(self) -> None:
+        """Assert the cache's own invariants."""
 
 
 class NoPrefixCache:
@@ -61,6 +65,9 @@ class NoPrefixCache:
     def withdraw(self, seq: Sequence) -> None:
         """Nobody waits."""
 
+    def check(self) -> None:
+        """Nothing can be wrong."""
+
 
 class TriePrefixCache:
     """Every published block, reachable through its parent's serial, until the pool takes it for something else."""
@@ -75,9 +82,10 @@ class TriePrefixCache:
         self._pending: dict[Key | None, int] = {}  # key -> seq_id of the row that computes it
         pool.forget = self.forget
 
-    def _walk(self, token_ids: np.ndarray) -> tuple[list[int], int, Key | None]:
-        """(blocks, serial of the last, key of the first missing full block); never covers the last token."""
+    def _walk(self, seq: Sequence) -> tuple[list[int], int, Key | None]:
+        """(blocks, serial of the last, key of the first missing full block of the prompt); never covers the last token."""
         step = 4 * self._block_size
+        token_ids = seq.token_ids()
         data = token_ids.tobytes()
         found: list[int] = []
         serial = ROOT
@@ -86,23 +94,23 @@ class TriePrefixCache:
         for begin in range(0, (len(token_ids) - 1) // self._block_size * step, step):
             key = (serial, data[begin : begin + step])
             block_id = block_of.get(key)
-            if block_id is None:
-                return found, serial, key
+            if block_id is None:  # blocks with generated tokens are not published: nobody may wait for one
+                return found, serial, key if begin + step <= 4 * len(seq.request.prompt_ids) else None
             found.append(block_id)
             serial = serial_of[block_id]
         return found, serial, None
 
     def probe(self, seq: Sequence) -> Probe:
         """What could be reused; changes nothing."""
-        found, _, missing = self._walk(seq.token_ids())
-        return Probe(len(found), missing, missing in self._pending)
+        found, _, missing = self._walk(seq)
+        in_use = int(np.count_nonzero(self._pool.refs[found])) if found else 0
+        return Probe(len(found), in_use, missing, missing in self._pending)
 
     def match(self, seq: Sequence) -> np.ndarray:
         """Ids of the leading blocks to reuse, int32; later rows with the same next block wait for this one."""
-        found, seq.chain, missing = self._walk(seq.token_ids())
-        if missing is not None and missing not in self._pending:
-            self._pending[missing] = seq.seq_id
-            seq.pending_key = missing
+        found, seq.chain, missing = self._walk(seq)
+        if missing is not None:
+            self._claim(seq, missing)
         return np.array(found, np.int32)
 
     def publish(self, seq: Sequence, block_ids: np.ndarray, first: int, token_ids: np.ndarray) -> None:
@@ -124,6 +132,15 @@ class TriePrefixCache:
             self._serial_of[block_id] = serial
             self._pool.keyed[block_id] = True
         seq.chain = serial
+        begin = (first + len(block_ids)) * self._block_size
+        if begin + self._block_size <= len(seq.request.prompt_ids):  # the rest of a long prefix is computed once, too
+            self._claim(seq, (serial, seq.request.prompt_ids[begin : begin + self._block_size].tobytes()))
+
+    def _claim(self, seq: Sequence, key: Key) -> None:
+        """Let later rows wait for `seq` to compute this block."""
+        if key not in self._pending and key not in self._block_of:
+            self._pending[key] = seq.seq_id
+            seq.pending_key = key
 
     def withdraw(self, seq: Sequence) -> None:
         """Nobody waits for the sequence's next block any longer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -14,6 +13,8 @@ from batchinfer.errors import InputError
 
 GREEDY_EPSILON = 1e-5  # temperatures below are greedy: dividing by less only adds rounding
 MAX_STOP_STRINGS = 64
+MAX_COUNT = 2**31 - 1  # what a column of counts holds
+MAX_TEMPERATURE = 1e6  # far beyond uniform; more only overflows float32
 MAX_STOP_LENGTH = 4096
 
 
@@ -47,24 +48,33 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
 
+    def __post_init__(self) -> None:
+        """Take one stop string, or lists, as they are commonly written."""
+        if isinstance(self.stop, str | list):
+            object.__setattr__(self, "stop", _strings("stop", self.stop))
+        if isinstance(self.stop_token_ids, list):
+            object.__setattr__(self, "stop_token_ids", _integers("stop_token_ids", self.stop_token_ids))
+
     @property
     def greedy(self) -> bool:
         """True when the most likely token is taken without noise."""
         return self.temperature < GREEDY_EPSILON
 
     def check(self) -> SamplingParams:
-        """Return self if every value is in range, else raise `InputError` naming the parameter and the value."""
+        """Return self if every value has its type and range, else raise `InputError` naming the parameter and the value."""
+        for name, parse in PARSERS.items():
+            value = getattr(self, name)
+            if value is not None or name != "seed":
+                parse(name, value)
+        return self._in_range()
+
+    def _in_range(self) -> SamplingParams:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
+        _require(0 <= self.min_tokens <= MAX_COUNT, "min_tokens", self.min_tokens, f"from 0 to {MAX_COUNT:,}")
         _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        _require(
-            math.isfinite(self.temperature) and self.temperature >= 0,
-            "temperature",
-            self.temperature,
-            "a finite number of at least 0 (0 is greedy)",
-        )
+        _require(0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, f"from 0 (greedy) to {MAX_TEMPERATURE:,.0f}")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (1 is off)")
-        _require(self.top_k >= -1, "top_k", self.top_k, "at least 1, or 0 or -1 for off")
+        _require(-1 <= self.top_k <= MAX_COUNT, "top_k", self.top_k, f"from 1 to {MAX_COUNT:,}, or 0 or -1 for off")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
         _require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", self.seed, "an integer of at most 64 bits")
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS} strings")
@@ -96,7 +106,7 @@ class SamplingParams:
                     )
             else:
                 raise InputError(f"unknown parameter {key!r}; known: {', '.join(sorted(PARAMETER_NAMES))}", "unknown_parameter")
-        return replace(self, **given).check() if given else self
+        return replace(self, **given)._in_range() if given else self
 
 
 def _require(good: bool, name: str, value: object, allowed: str) -> None:
@@ -213,7 +223,7 @@ class RowError:
         return cls(error.code, str(error))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Result:
     """One row's outcome: generated text and its accounting, or an error."""
 

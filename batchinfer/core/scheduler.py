@@ -11,9 +11,10 @@ from batchinfer.core.forecast import OutputForecast, peak_tokens
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.order import WaitingQueue
 from batchinfer.core.plan import Join, Plan, Schedule
-from batchinfer.core.prefix_cache import Key
+from batchinfer.core.prefix_cache import Key, Probe
 from batchinfer.core.sequences import Sequence
 
+RECOVERY_STEPS = 256  # good steps after which a budget that memory shrank is tried larger
 MAX_PASSED_OVER = 64  # rows that wait for a prefix being computed, skipped in one step before admission stops
 
 
@@ -74,7 +75,8 @@ class Scheduler:
         self.forecast = OutputForecast()
         self._memory = memory
         self._table = memory.table
-        self._budget = budget
+        self._budget = self._asked = budget
+        self._good_steps = 0
         self._chunks = chunks
         # Blocks kept out of admission, so that a wrong forecast rarely ends in preemption.
         self._watermark = max(1, memory.pool.num_blocks // 100)
@@ -95,15 +97,29 @@ class Scheduler:
         else:
             grants = self._chunks.share(todo, self._budget.max_num_batched_tokens)
             left = self._budget.max_num_batched_tokens - int(grants.sum())
+        if len(slots) > self._budget.max_num_seqs:  # only after memory ran out
+            grants[self._budget.max_num_seqs :] = 0
         joins = self._admissions(left, len(slots)) if left > 0 and len(self.queue) else []
         return Schedule(slots, grants, joins)
 
-    def shrink(self) -> Budget:
-        """Halve what a step may compute, because memory ran out; returns the new budget."""
-        most = max(self._memory.stats.running, 1)
-        seqs = max(1, min(self._budget.max_num_seqs, most) // 2)
-        self._budget = Budget(seqs, max(seqs, self._budget.max_num_batched_tokens // 2))
+    def shrink(self, num_spans: int, num_tokens: int) -> Budget:
+        """Compute less in a step than the one that ran out of memory did; returns the new budget."""
+        seqs = max(1, num_spans // 2) if num_spans > 1 else self._budget.max_num_seqs
+        self._budget = Budget(min(seqs, self._budget.max_num_seqs), max(1, num_tokens // 2))
+        self._good_steps = 0
         return self._budget
+
+    def recover(self) -> None:
+        """A step went well: after many in a row, what was shrunk is doubled again, up to what was asked for."""
+        if self._budget == self._asked:
+            return
+        self._good_steps += 1
+        if self._good_steps >= RECOVERY_STEPS:
+            self._good_steps = 0
+            self._budget = Budget(
+                min(2 * self._budget.max_num_seqs, self._asked.max_num_seqs),
+                min(2 * self._budget.max_num_batched_tokens, self._asked.max_num_batched_tokens),
+            )
 
     def settle(self, plan: Plan) -> None:
         """Put back what memory did not admit, and what it preempted, at the front."""
@@ -131,7 +147,7 @@ class Scheduler:
             todo = len(seq.request.prompt_ids) + len(seq.output_ids) - cached
             grant = self._chunks.grant(todo, left, not num_running and not joins)
             alone = not num_running and not joins
-            if grant <= 0 or not (fits.admit(seq, cached) or alone):
+            if grant <= 0 or not (fits.admit(seq, probe) or alone):
                 passed_over.append(seq)
                 break
             joins.append(Join(seq, grant))
@@ -147,42 +163,45 @@ class Scheduler:
 
 
 class _FutureFit:
-    """Whether one more row fits beside the running ones at their worst future moment. Lives for one step."""
+    """Whether one more row fits beside the running ones at their worst future moment. Lives for one step.
+
+    Blocks that several rows hold are counted once, and as staying; a row's last block counts as full.
+    """
 
     def __init__(self, memory: KVMemory, forecast: OutputForecast, watermark: int) -> None:
         self._memory = memory
         self._forecast = forecast
         self._capacity = (memory.pool.num_blocks - 1 - watermark) * memory.block_size
-        self._held: np.ndarray | None = None
-        self._rest = np.empty(0, np.int64)
-        self._bound = 0
-
-    def _load(self) -> None:
-        """Gather the running rows; block rounding counts as if every row held a full last block."""
-        table, size = self._memory.table, self._memory.block_size
+        table, size = memory.table, memory.block_size
         slots = table.running()
         tokens = table.num_tokens[slots].astype(np.int64)
-        produced = tokens - table.num_prompt[slots]
         rest = np.maximum(table.limit[slots] - tokens, 0)
-        self._rest = self._forecast.expected(rest, produced, table.ignore_eos[slots])
-        self._held = tokens - table.num_cached[slots] + size
-        self._bound = int((self._held + self._rest).sum())
+        self._rest = forecast.expected(rest, tokens - table.num_prompt[slots], table.ignore_eos[slots])
+        # What is not computed yet of a prompt is still to be allocated; and a last block.
+        self._grow = np.maximum(tokens - table.num_blocks[slots].astype(np.int64) * size, 0) + size
+        self._bound = memory.pool.num_used * size + int(self._grow.sum() + self._rest.sum())
+        self._joined: list[tuple[int, int]] = []  # (tokens to hold, tokens to come) of rows admitted in this step
 
-    def admit(self, seq: Sequence, cached: int) -> bool:
+    def admit(self, seq: Sequence, probe: Probe) -> bool:
         """True when the row fits, which then counts as running for the rest of the step."""
-        if self._held is None:
-            self._load()
-        assert self._held is not None
         size = self._memory.block_size
         tokens = len(seq.request.prompt_ids) + len(seq.output_ids)
         exact = np.array([seq.request.params.ignore_eos])
         rest = int(self._forecast.expected(np.array([seq.limit - tokens]), np.array([len(seq.output_ids)]), exact)[0])
-        held = tokens - cached + size
-        if self._bound + held + rest > self._capacity:  # not even together at their ends: look closer
-            peak = peak_tokens(np.append(self._held, held), np.append(self._rest, max(rest, 0)))
-            if peak > self._capacity:
-                return False
-        self._held = np.append(self._held, held)
-        self._rest = np.append(self._rest, max(rest, 0))
+        held = tokens - probe.num_in_use * size + size
+        if self._bound + held + rest > self._capacity and self._peak(held, max(rest, 0)) > self._capacity:
+            return False
         self._bound += held + rest
+        self._joined.append((held, max(rest, 0)))
         return True
+
+    def _peak(self, held: int, rest: int) -> int:
+        """Tokens held at the worst moment, with a further row: not all rows are at their ends at once."""
+        memory, size = self._memory, self._memory.block_size
+        slots = memory.table.running()
+        used = memory.table.block_table[slots, : int(memory.table.num_blocks[slots].max(initial=0))]
+        own = np.count_nonzero((used > 0) & (memory.pool.refs[used] == 1), axis=1) * size
+        shared = memory.pool.num_used * size - int(own.sum())
+        more = np.array([*self._joined, (held, rest)], np.int64)
+        peak = peak_tokens(np.concatenate((own + self._grow, more[:, 0])), np.concatenate((self._rest, more[:, 1])))
+        return shared + peak

@@ -91,7 +91,7 @@ class SequenceTable:
         self.num_tokens[slot] = num_tokens
         self.num_prompt[slot] = num_prompt
         self.limit[slot] = seq.limit
-        self.min_end[slot] = num_prompt + params.min_tokens
+        self.min_end[slot] = min(num_prompt + params.min_tokens, seq.limit)  # nothing outlives the limit
         self.ignore_eos[slot] = params.ignore_eos
         self.temperature[slot] = 0.0 if params.greedy else params.temperature
         self.top_p[slot] = params.top_p

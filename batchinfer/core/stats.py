@@ -53,7 +53,6 @@ class RunStats:
     finish_reasons: dict[str, int] = field(default_factory=dict)
     clipped_rows: int = 0  # rows whose max_tokens was cut by context or pool, and that ended there
     seconds: StageSeconds = field(default_factory=StageSeconds)
-    kernel_seconds_first_step: float = 0.0  # the first step pays for lazy initialisation
 
     @property
     def prefix_hit_rate(self) -> float:

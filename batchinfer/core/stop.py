@@ -51,10 +51,11 @@ class TokenSpellings:
         self._blob = b"".join(table)
         lengths = np.fromiter((len(t) for t in table), np.int64, len(table))
         self._ends = np.cumsum(lengths)
+        self._longest = int(lengths.max(initial=0))
 
     def mark(self, text: bytes, marks: np.ndarray) -> None:
         """Set `marks[id]` for each token in which an occurrence of `text` may end (bool [vocabulary])."""
-        for begin in range(1, len(text)):  # the token starts with a proper suffix of the text
+        for begin in range(max(1, len(text) - self._longest), len(text)):  # the token starts with a proper suffix of the text
             suffix = text[begin:]
             low = bisect_left(self._sorted, suffix)
             after = suffix.rstrip(b"\xff")
@@ -133,7 +134,22 @@ class StopChecker:
             ids.pop()
         if kept is None:
             return vocabulary.continuation(ids, params.skip_special_tokens)
-        return vocabulary.text_bytes(ids, params.skip_special_tokens)[:kept].decode("utf-8", errors="replace")
+        return self._text_up_to(ids, kept, params.skip_special_tokens)
+
+    def _text_up_to(self, ids: list[int], kept: int, skip_special: bool) -> str:
+        """The first `kept` bytes of the tokens' text; only the token that the cut falls in is taken apart."""
+        vocabulary = self._vocabulary
+        whole, length = 0, 0
+        for token_id in ids:
+            size = len(vocabulary.text_bytes((token_id,), skip_special))
+            if length + size > kept:
+                break
+            whole, length = whole + 1, length + size
+        rest = vocabulary.text_bytes(ids[whole : whole + 1], skip_special)[: kept - length]
+        if not rest:
+            return vocabulary.continuation(ids[:whole], skip_special)
+        raw = vocabulary.text_bytes(ids[:whole], skip_special) + rest
+        return raw.decode("utf-8", errors="replace")
 
     def _spec(self, params: SamplingParams) -> WatchSpec:
         """A stop string that spells a special token is that token: its text may never show."""

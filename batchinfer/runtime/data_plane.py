@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from batchinfer.core.plan import Drafts, Plan, StepResult
+
+if TYPE_CHECKING:
+    from batchinfer.ops.table import Choice
 
 
 class BatchBuilder(Protocol):
@@ -38,9 +41,13 @@ def clear_nothing(block_ids: np.ndarray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
-    """The parts that compute: built together, for one device. `clear` zeroes the KV of blocks that hold damage."""
+    """The parts that compute: built together, for one device.
+
+    `clear` zeroes the KV of blocks that hold damage; `choices` say what was chosen for it.
+    """
 
     batcher: BatchBuilder
     runner: Runner
     head: Head
     clear: Callable[[np.ndarray], None] = clear_nothing
+    choices: tuple[Choice, ...] = ()

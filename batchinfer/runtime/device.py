@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+from batchinfer.attention.base import AttentionBackend
+from batchinfer.attention.kv_cache import KVCache
+from batchinfer.attention.native import NativeAttention, why_not_native
+from batchinfer.attention.reference import ReferenceAttention
 from batchinfer.errors import BackendError
 from batchinfer.layers.linear import Pack, pack_dense, pack_onednn_bf16
 from batchinfer.machine import read_machine
 from batchinfer.ops.cpu import CPU
+from batchinfer.ops.native.library import load_native
 from batchinfer.ops.table import REFERENCE, Choice, Ops
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
@@ -39,11 +44,24 @@ def choose_target(device: str, dtype: str, checkpoint_dtype: str, quantised: boo
     choices = [Choice("device", place.type, place_reason), Choice("dtype", name, dtype_reason)]
     pack, matmul = _pack(place, name)
     choices.append(matmul)
-    plain = ("rms_norm", "silu_and_mul", "rotary", "attention")
+    plain = ("rms_norm", "silu_and_mul", "rotary")
     choices.extend(Choice(operation, "reference", "plain torch; the only implementation in this version") for operation in plain)
     on_cpu = place.type == "cpu"
     choices.append(Choice("argmax", "numpy" if on_cpu else "reference", "vectorised" if on_cpu else "torch"))
     return ComputeTarget(place, name, pack, CPU if on_cpu else REFERENCE, tuple(choices))
+
+
+def choose_attention(kv: KVCache, device: torch.device) -> tuple[AttentionBackend, Choice]:
+    """The native kernel on a CPU that can build and run it for these shapes, else the reference; says why."""
+    if device.type != "cpu":
+        return ReferenceAttention(kv, device), Choice("attention", "reference", "plain torch; the only one for this device in this version")
+    unfit = why_not_native(kv.spec, kv.block_size)
+    native = load_native() if unfit is None else None
+    if native is not None and native.library is not None:
+        return NativeAttention(kv, native.library), Choice("attention", "native", native.reason)
+    return ReferenceAttention(kv, device), Choice(
+        "attention", "reference, several times slower", unfit or (native.reason if native else "")
+    )
 
 
 def _device(wanted: str) -> tuple[torch.device, str]:

@@ -54,7 +54,7 @@ class GenerateHead:
         sound = torch.isfinite(logits.gather(1, token_ids[:, None]).squeeze(1))
         if not bool(sound.all()):
             failures.update({int(slot): NOT_FINITE for slot in slots[~sound.cpu().numpy()]})
-            logits = logits.nan_to_num(0.0, 0.0, 0.0)
+            logits = torch.where(sound[:, None], logits, torch.zeros((), dtype=logits.dtype, device=logits.device))
         noisy = np.flatnonzero(self._table.temperature[slots] > 0)
         if len(noisy):
             rows = torch.from_numpy(noisy).to(logits.device)

@@ -81,11 +81,12 @@ def _sample_filtered(scaled: Tensor, columns: SamplingColumns) -> Tensor:
         return _choose(*_sorted(scaled, probabilities), columns)
     top = scaled.topk(CANDIDATES, dim=-1)
     mass = probabilities.gather(1, top.indices)
-    # Enough when top-k ends inside, when their mass covers top-p, or when min-p cuts inside; judged row by row.
-    # top-p counts within what top-k kept, which is less than the whole mass: covering top-p of the whole suffices.
+    # Enough when top-k ends inside, when their mass covers top-p of everything, or when min-p cuts inside; judged row
+    # by row. A wider top-k needs its own mass, which only the whole sort gives.
     covered = mass.cumsum(-1)[:, -1:] >= columns.top_p
     cut = mass[:, -1:] < columns.min_p * mass[:, :1]
-    enough = ((columns.top_k <= CANDIDATES) | ((columns.top_p < 1.0) & covered) | cut).squeeze(1)
+    wide = (columns.top_k > CANDIDATES) & (columns.top_k < vocab_size)
+    enough = ((columns.top_k <= CANDIDATES) | (~wide & (((columns.top_p < 1.0) & covered) | cut))).squeeze(1)
     out = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
     few, all_ = enough.nonzero().squeeze(1), (~enough).nonzero().squeeze(1)
     if len(few):
@@ -110,7 +111,7 @@ def _choose(values: Tensor, token_ids: Tensor, mass: Tensor, columns: SamplingCo
     mass = mass.masked_fill(rank >= columns.top_k, 0.0)
     upto = mass.cumsum(-1)
     total = upto[:, -1:]
-    keep = (upto - mass < columns.top_p * torch.where(columns.top_k < values.shape[1], total, torch.ones_like(total))) | (
+    keep = (upto - mass < columns.top_p * torch.where(columns.top_k <= values.shape[1], total, torch.ones_like(total))) | (
         columns.top_p >= 1.0
     )
     keep &= rank < columns.top_k

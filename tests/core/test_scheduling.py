@@ -10,6 +10,7 @@ import pytest
 from batchinfer.core.block_pool import BlockPool
 from batchinfer.core.forecast import peak_tokens
 from batchinfer.core.order import GroupedQueue, grouped
+from batchinfer.core.request import Request, SamplingParams
 from batchinfer.core.seeds import row_seed
 from batchinfer.core.sequences import Sequence
 from batchinfer.errors import InputError
@@ -42,6 +43,35 @@ def test_a_shared_prefix_is_computed_once_even_by_rows_of_one_step() -> None:
     run_checked(engine, rows)
     assert engine.stats.prompt_tokens - engine.stats.cached_prompt_tokens < len(shared) + 30 * 8
     assert engine.stats.cached_prompt_tokens >= 29 * len(shared)
+
+
+def test_a_prefix_longer_than_the_budget_is_computed_once() -> None:
+    shared = [i % 26 for i in range(150)]
+    rows = [request(i, [*shared, i % 26, 3], max_tokens=3, ignore_eos=True) for i in range(20)]
+    engine = make_engine(Setup(budget=40, max_num_seqs=20, blocks=400))
+    run_checked(engine, rows)
+    assert engine.stats.computed_tokens < 150 + 20 * (2 + 4 + 3) + 40
+
+
+def test_duplicates_that_are_preempted_do_not_wait_for_each_others_answers() -> None:
+    rows = [request(i, "abcdefghijkl", max_tokens=60, ignore_eos=True) for i in range(30)]
+    steps = []
+    for prefix in (True, False):
+        engine = make_engine(Setup(blocks=60, budget=64, max_num_seqs=16, prefix=prefix, optimistic=True))
+        run_checked(engine, rows)
+        assert engine.stats.preemptions > 0
+        steps.append(engine.stats.steps)
+    assert steps[0] <= 1.2 * steps[1]
+
+
+def test_shared_blocks_are_forecast_as_held() -> None:
+    """Rows that share most of their blocks, in a pool that holds few of them: hardly a preemption."""
+    shared = [i % 26 for i in range(96)]
+    rows = [request(i, [*shared, i % 26], max_tokens=20 + i % 30, ignore_eos=True) for i in range(60)]
+    engine = make_engine(Setup(blocks=60, budget=200, max_num_seqs=16))
+    run_checked(engine, rows)
+    assert engine.stats.preemptions <= 3
+    assert engine.stats.peak_running >= 4
 
 
 def test_groups_share_prefixes_and_long_outputs_start_first() -> None:
@@ -94,12 +124,45 @@ def test_rows_that_can_never_run_are_refused_and_long_ones_clipped() -> None:
         engine.add(request(0, [1] * 64, max_tokens=1))
     with pytest.raises(InputError, match="vocabulary"):
         engine.add(request(0, [1, 27], max_tokens=1))
+    with pytest.raises(InputError, match="stop"):
+        engine.add(Request(0, np.array([1], np.int32), SamplingParams(stop=("",))))
+    with pytest.raises(InputError, match="max_tokens"):
+        engine.add(Request(0, np.array([1], np.int32), SamplingParams(max_tokens=0)))
     got = run_checked(engine, [request(1, [1] * 28, max_tokens=400, ignore_eos=True)])[1]
     assert len(got.token_ids) == 5  # the last token needs no room
     assert got.finish_reason == "length"
     assert got.clipped
     narrow = make_engine(Setup(max_model_len=64, blocks=100))
     assert len(run_checked(narrow, [request(0, [1] * 63, max_tokens=9, ignore_eos=True)])[0].token_ids) == 1
+
+
+@pytest.mark.parametrize("name", ["top_k", "min_tokens", "max_tokens", "temperature", "seed"])
+@pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**62, 2**64, 10**300])
+def test_numbers_at_the_edge_of_columns_are_refused_or_run(name: str, value: int) -> None:
+    engine = make_engine(Setup())
+    params = {"max_tokens": 2**62 if name == "min_tokens" else 5, name: value}
+    try:
+        checked = SamplingParams().updated(params)
+    except InputError as err:
+        assert name in str(err)  # noqa: PT017
+        return
+    results = run_checked(engine, [Request(0, np.array([1, 2], np.int32), checked), request(1, "ab", max_tokens=3, ignore_eos=True)])
+    assert len(results[1].token_ids) == 3
+
+
+def test_a_run_that_is_given_up_leaves_nothing_behind() -> None:
+    engine = make_engine(Setup())
+    for _ in engine.run([request(i, "abc", max_tokens=5 + i, ignore_eos=True) for i in range(20)]):
+        break
+    results = list(engine.run([request(0, "xyz", max_tokens=3, ignore_eos=True)]))
+    assert [len(r.token_ids) for r in results] == [3]
+
+
+def test_ids_of_another_width_share_prefixes_too() -> None:
+    engine = make_engine(Setup())
+    rows = [Request(i, np.arange(20, dtype=np.int64), SamplingParams(max_tokens=2, ignore_eos=True)) for i in range(3)]
+    list(engine.run(rows))
+    assert engine.stats.cached_prompt_tokens == 2 * 16
 
 
 def test_run_reads_no_further_than_the_window() -> None:

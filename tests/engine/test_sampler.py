@@ -64,6 +64,21 @@ def test_filters_keep_what_they_say() -> None:
         assert chi_square(counts[: len(kept)], np.array(kept) * n) < 16.3, options
 
 
+def test_combined_filters_equal_the_whole_sort() -> None:
+    from batchinfer.runtime import sampler
+
+    torch.manual_seed(2)
+    vocab = 3000
+    logits = torch.randn(64, vocab)
+    probabilities = torch.softmax(logits, -1)
+    for top_k in (1, 1023, 1024, 1025, 2000, vocab):
+        for top_p in (0.3, 0.9, 0.9999, 1.0):
+            for min_p in (0.0, 0.01):
+                cols = columns(64, top_k=top_k, top_p=top_p, min_p=min_p, vocab=vocab)
+                whole = sampler._choose(*sampler._sorted(logits, probabilities), cols)
+                assert torch.equal(sample(logits, cols), whole), (top_k, top_p, min_p)
+
+
 def test_a_row_draws_the_same_alone_and_in_company() -> None:
     torch.manual_seed(0)
     vocab = 5000  # more than the candidates looked at first
