@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from batchinfer.core.stats import RunStats, StepShape
+from batchinfer.core.stats import RunStats, StageSeconds, StepShape
 
 if TYPE_CHECKING:
     from batchinfer.build import JobNeed, ModelHandle
@@ -72,6 +72,11 @@ class JobSeconds:
     io: float = 0.0  # reading, rendering, tokenising, writing, finishing
     run: float = 0.0  # from the first admitted row to the last finished one
     finish: float = 0.0  # of `io`, joining the results with the input
+
+    def take(self, spent: StageSeconds) -> None:
+        """Take over what the engine measured."""
+        self.schedule, self.prefill, self.decode = spent.schedule, spent.prefill, spent.decode
+        self.sample, self.retire = spent.sample, spent.retire
 
 
 @dataclass(slots=True)

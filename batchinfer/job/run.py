@@ -278,10 +278,8 @@ class Job:
         self._tally.fill(report)
         engine = self._generation.engine if self._generation is not None else None
         if engine is not None:
-            stats = report.stats = engine.stats
-            spent = stats.seconds
-            seconds.schedule, seconds.prefill, seconds.decode = spent.schedule, spent.prefill, spent.decode
-            seconds.sample, seconds.retire = spent.sample, spent.retire
+            report.stats = engine.stats
+            seconds.take(engine.stats.seconds)
         seconds.io = seconds.finish
         seconds.io += self._store.seconds if self._store is not None else 0.0
         seconds.io += self._rows.seconds + self._rows.stream.seconds if self._rows is not None else 0.0
