@@ -16,6 +16,8 @@ from batchinfer.errors import ConfigError
 
 if TYPE_CHECKING:
     from batchinfer.config import EngineConfig
+    from batchinfer.engine import Engine
+    from batchinfer.reports.limit import LimitMeter
     from batchinfer.reports.workload import Workload
 
 PROGRESS_SECONDS = 10.0
@@ -37,7 +39,12 @@ def bench(
     rows: Annotated[
         Any,
         typer.Option(
-            "--rows", "--limit", metavar="N", help="Rows to run (128, or the whole file).", parser=parse_count, rich_help_panel="Workload"
+            "--rows",
+            "--limit",
+            metavar="N",
+            help="Rows to run, fewer for a quick look (128, or the whole file).",
+            parser=parse_count,
+            rich_help_panel="Workload",
         ),
     ] = None,
     seed: Annotated[
@@ -46,17 +53,23 @@ def bench(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers as JSON.", rich_help_panel="Output", show_default=False)
     ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", metavar=" ", help="No progress on stderr.", rich_help_panel="Output")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "-q", "--quiet", metavar=" ", help="No progress on stderr; the report at the end is printed.", rich_help_panel="Output"
+        ),
+    ] = False,
     model_flags: ModelFlags = ModelFlags(),
     engine_flags: EngineFlags = EngineFlags(),
     general: GeneralFlags = GeneralFlags(),
 ) -> int:
     """Measure throughput on one workload, beside the physical limit of this machine.
 
-    batchinfer bench
+    batchinfer bench --rows 16
     batchinfer bench --workload prompts.jsonl --concurrency 64 --json result.json
 
-    All rows are waiting at the start, as in an offline job; --concurrency N keeps at most N of them running.
+    All rows are waiting at the start, as in an offline job; --concurrency N keeps at most N of them running. Ctrl-C ends
+    it early and reports what was measured until then.
     """
     if rows is not None and rows < 1:
         raise ConfigError(f"--rows {rows}: must be at least 1")
@@ -71,6 +84,7 @@ def _throughput(config: EngineConfig, path: Path | None, rows: int | None, json_
     from batchinfer.reports.bench import finish_seconds, run_workload
     from batchinfer.reports.metering import RunMeter
     from batchinfer.reports.summary import RunSummary, print_end
+    from batchinfer.reports.wording import kernels_folded
 
     began = time.perf_counter()
     model = open_model(config)
@@ -82,7 +96,7 @@ def _throughput(config: EngineConfig, path: Path | None, rows: int | None, json_
     engine = meter.build_engine(config, model, need)
     engine.on_step = meter.step
     say = _Progress(quiet, len(load.requests))
-    for line in [f"workload: {load.name}, {len(load.requests):,} rows, {load.prompt_tokens:,} prompt tokens", *engine.choices]:
+    for line in [*_size(load, engine, meter.meter), *kernels_folded(engine.choices)]:
         say(line)
     result = run_workload(engine, load, say.tick)
     report = result.report
@@ -92,8 +106,30 @@ def _throughput(config: EngineConfig, path: Path | None, rows: int | None, json_
     print_end(summary, sys.stderr, quiet=False)
     if inter_token := result.steps.inter_token_ms():
         print("inter-token latency: " + ", ".join(f"{name} {value:.1f} ms" for name, value in inter_token.items()), file=sys.stderr)
-    write_json(json_file, {**summary.as_dict(), **result.extra_keys(), "workload": load.name, "command": sys.argv})
+    write_json(
+        json_file,
+        {**summary.as_dict(), **result.extra_keys(), "workload": load.name, "interrupted": bool(report.interrupted), "command": sys.argv},
+    )
     return report.exit_code
+
+
+def _size(load: Workload, engine: Engine, meter: LimitMeter | None) -> list[str]:
+    """What there is to do, and the time that it takes at least."""
+    from batchinfer.reports.plan import least_seconds
+    from batchinfer.reports.wording import in_words
+
+    prompts = [len(request.prompt_ids) for request in load.requests]
+    outputs = [request.params.max_tokens for request in load.requests]
+    most = "" if all(request.params.ignore_eos for request in load.requests) else "at most "
+    lines = [f"workload: {load.name}, {len(load.requests):,} rows, {sum(prompts):,} prompt tokens, {most}{sum(outputs):,} output tokens"]
+    if meter is not None:
+        limits = engine.limits
+        at_once = min(len(prompts), limits.max_num_seqs, max(1, limits.pool_tokens * len(prompts) // max(1, sum(prompts) + sum(outputs))))
+        least = least_seconds(meter.dims, meter.rates, (prompts, outputs), at_once)
+        lines.append(
+            f"time: {in_words(least)} at the machine's physical limit, a few times that as a rule; --rows N takes fewer, Ctrl-C ends early"
+        )
+    return lines
 
 
 def _workload(path: Path | None, rows: int | None, model: Any, config: EngineConfig) -> Workload:

@@ -105,9 +105,11 @@ class Generation:
         if text is not None:
             self._outside.observer.prompt_shown(text)
         began = perf_counter()
-        self._store_all(engine.run(chain(_drained(head), items)))
+        try:
+            self._store_all(engine.run(chain(_drained(head), items)))
+        finally:  # an interrupted run is reported too
+            self._outside.report.seconds.run = perf_counter() - began
         self._watchdog.working(False)
-        self._outside.report.seconds.run = perf_counter() - began
 
     def _expect(self, row: InputRow) -> None:
         self._watchdog.beat()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,14 +58,21 @@ class BenchRun:
 
 
 def run_workload(engine: Engine, workload: Workload, tick: Callable[[Engine, int, float], None] | None = None) -> BenchRun:
-    """Run every request of a workload and report on it; `tick(engine, rows done, seconds)` is called after each step."""
+    """Run every request of a workload and report on it; `tick(engine, rows done, seconds)` is called after each step.
+
+    Ctrl-C ends the run early: the report then holds what was measured until then, and says so.
+    """
     log = StepLog()
     also = engine.on_step
     engine.on_step = _both(log, also)
     report = JobReport(input=workload.name, output="", model=str(engine.settings.get("model", "")), rows_total=len(workload.requests))
     began = time.perf_counter()
-    for result in _results(engine, workload, report, tick, began):
-        _count(report, result)
+    try:
+        for result in _results(engine, workload, report, tick, began):
+            _count(report, result)
+    except KeyboardInterrupt:
+        report.interrupted = SIGINT
+        report.message = f"stopped by SIGINT after {report.rows_ok + report.rows_failed:,} of {report.rows_total:,} rows: the numbers are those of the part that ran"
     report.seconds.run = time.perf_counter() - began
     engine.on_step = also
     _take_stats(report, engine)

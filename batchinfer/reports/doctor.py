@@ -148,6 +148,11 @@ def _kernels(findings: Findings, threads: int | None) -> None:
 
     if threads is not None:
         torch.set_num_threads(threads)
+    section = findings.section("number format, unless --dtype says otherwise")
+    for own, quantised in {"bf16": False, "float32": False, "quantised": True}.items():
+        chosen = next(c for c in choose_target("auto", "auto", own, quantised).choices if c.operation == "dtype")
+        section.add(f"{own} weights", f"{chosen.chosen} ({chosen.reason})")
+    _attention(findings)
     for dtype in ("bf16", "float32"):
         section = findings.section(f"kernels, {dtype}")
         try:
@@ -156,7 +161,8 @@ def _kernels(findings: Findings, threads: int | None) -> None:
             section.add("not here", str(error))
             continue
         for choice in target.choices:
-            section.add(choice.operation, f"{choice.chosen} ({choice.reason})")
+            if choice.operation != "dtype":  # the title says it, and nobody asked for it
+                section.add(choice.operation, f"{choice.chosen} ({choice.reason})")
         if target.device.type == "cpu":
             differ = linear_shapes_that_differ(target, TESTED_SHAPES)
             section.add("self-test", "a row's linear products do not depend on its neighbours" if not differ else "failed")
@@ -166,6 +172,23 @@ def _kernels(findings: Findings, threads: int | None) -> None:
                     f"{dtype} linear layers of shape {shapes} give a row other bits beside other neighbours: the same job gives the same "
                     "bytes, but other settings may differ where two candidates lie within rounding"
                 )
+
+
+def _attention(findings: Findings) -> None:
+    import torch
+
+    from batchinfer.ops.native.library import load_native
+
+    section = findings.section("attention")
+    if torch.cuda.is_available():
+        section.add("cuda", "plain torch; the only one for this device in this version")
+    native = load_native()
+    if native.library is not None:
+        section.add("cpu", f"native library ({native.reason})")
+        return
+    section.add("cpu", f"plain torch, several times slower ({native.reason})")
+    if "BATCHINFER_NATIVE" not in native.reason:
+        findings.problems.append(f"the native attention library is not used: {native.reason}")
 
 
 def _caches(findings: Findings, threads: int | None) -> None:

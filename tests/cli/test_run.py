@@ -180,7 +180,35 @@ def test_bench_reports_the_stable_keys(cli: Cli, tiny_folder: Path, tmp_path: Pa
     assert found["rows"]["ok"] == 6
     assert found["settings"]["max_num_seqs"] == 4
     assert set(found["itl_ms"]) == {"p50", "p90", "p99"}
+    assert not found["interrupted"]
+    assert "6 rows, " in said.err
+    assert f"{found['tokens']['output']:,} output tokens" in said.err
     assert "physical limit" in said.err
+
+
+def test_bench_that_is_interrupted_reports_what_it_measured(cli: Cli, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_after(monkeypatch, 5)
+    said = cli("bench", "-m", tiny_folder, "--rows", "6", "--concurrency", "2", "--threads", "1", "--json", "-")
+    assert said.code == 130
+    assert "stopped by SIGINT after" in said.err
+    assert "tokens a second" in said.err
+    found = json.loads(said.out)
+    assert found["interrupted"]
+    assert found["steps"] == 5
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Ctrl-C once so many steps are done."""
+    from batchinfer.engine import Engine
+
+    step = Engine.step
+
+    def interrupted(engine: Engine) -> object:
+        if engine.stats.steps == steps:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
 
 
 def test_bench_runs_a_workload_file(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
@@ -229,8 +257,22 @@ def write_long_context(tiny_folder: Path, folder: Path) -> Path:
 def test_doctor_looks_everywhere(cli: Cli) -> None:
     said = cli("doctor", "--threads", "1")
     assert said.code == 0
-    for words in ("machine", "versions", "devices", "kernels, bf16", "kernels, float32", "caches", "self-test", "memory", "torch"):
+    for words in (
+        *("machine", "versions", "devices", "number format", "attention", "kernels, bf16", "kernels, float32", "caches"),
+        *("self-test", "memory", "torch", "native library (built with"),
+    ):
         assert words in said.out
+    assert "asked for" not in said.out.replace("1 threads asked for", "")
+
+
+def test_doctor_says_why_the_native_library_is_not_used(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHINFER_NATIVE", "off")
+    said = cli("doctor")
+    assert "plain torch, several times slower (switched off by BATCHINFER_NATIVE)" in said.out
+    assert "native attention library is not used" not in said.out
+    monkeypatch.delenv("BATCHINFER_NATIVE")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "PROBLEM: the native attention library is not used: " in cli("doctor").out
 
 
 def test_a_gpu_that_torch_was_not_built_for_is_told_from_one_that_works() -> None:
