@@ -12,7 +12,7 @@ help:
 	@echo "make test    install with the development tools, run linters, type checks and tests"
 	@echo "make lint    linters and type checks alone"
 	@echo "make format  rewrite the code as the linters want it"
-	@echo "make cases   run the bank of real-trouble cases (BATCHINFER_CASES, else ../shared/cases)"
+	@echo "make cases   run the folder of cases that BATCHINFER_CASES names"
 	@echo "make chaos   disturb 300 jobs in every way (half an hour; JOBS=n for fewer)"
 	@echo "make clean   remove the virtual environment and caches"
 

@@ -1,4 +1,4 @@
-"""What the style guide asks of every file, checked: imports, sizes, names, docstrings, settings that are read."""
+"""The limits that keep files readable, checked: imports, sizes, names, docstrings, settings that are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from batchinfer.config import EngineConfig
+from batchinfer.config import QUANTIZATIONS, EngineConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "batchinfer"
@@ -91,10 +91,44 @@ def test_no_file_is_named_after_nothing() -> None:
     assert not [path for path in places if path.stem in FORBIDDEN_NAMES]
 
 
-def test_every_setting_is_read_somewhere() -> None:
-    text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES if path.name != "config.py" and COMMANDS not in path.parents)
-    unread = [f.name for f in fields(EngineConfig) if not re.search(rf"\bconfig\.{f.name}\b|\bgetattr\(config, name\)", text)]
-    assert not unread
+def settings_used(tree: ast.AST) -> set[str]:
+    """Settings that a module acts on: attributes of an `EngineConfig`, and names in tables that `getattr(config, name)` goes through.
+
+    A setting that is only repeated under its own name, as in `{"seed": config.seed}`, is shown, not used.
+    """
+    if not any(isinstance(node, ast.ImportFrom) and any(name.name == "EngineConfig" for name in node.names) for node in ast.walk(tree)):
+        return set()
+    shown = {
+        value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Attribute) and key.value == value.attr
+    }
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node not in shown]
+    used = {node.attr for node in attributes if ast.unparse(node.value) in ("config", "self._config")}
+    if any(isinstance(node, ast.Call) and ast.unparse(node).startswith("getattr(config, ") for node in ast.walk(tree)):
+        tables = [
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("_DEFAULTS")
+        ]
+        used.update(name for table in tables for name in ast.literal_eval(table))
+    return used
+
+
+def test_every_setting_changes_something() -> None:
+    """What builds and runs the engine acts on it: a report or a command that shows a setting does not make it work."""
+    others = (COMMANDS, PACKAGE / "reports", PACKAGE / "job")
+    readers = [path for path in SOURCES if path.name != "config.py" and not any(folder in path.parents for folder in others)]
+    used = set().union(*(settings_used(tree_of(path)) for path in readers))
+    nothing_to_choose = {"quantization"} if len(QUANTIZATIONS) == 1 else set()
+    assert {f.name for f in fields(EngineConfig)} - used == nothing_to_choose
+
+
+def test_settings_that_are_only_shown_do_not_count_as_used() -> None:
+    known = "from batchinfer.config import EngineConfig\n"
+    assert settings_used(ast.parse(known + "{'seed': config.seed}; model.config.dtype; getattr(config, name)")) == set()
+    assert settings_used(ast.parse(known + "A_DEFAULTS = {'x': 1}; getattr(config, name); self._config.seed")) == {"x", "seed"}
+    assert settings_used(ast.parse("config.seed")) == set()
 
 
 def test_the_control_plane_and_the_files_do_not_import_torch() -> None:

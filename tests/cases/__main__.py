@@ -1,4 +1,10 @@
-"""`make cases`: run the bank of real-trouble cases and print a table. `python -m tests.cases [NAME ...]` runs some."""
+"""`make cases`: run a folder of cases and print a table. `python -m tests.cases [NAME ...]` runs some.
+
+A case is a folder `NAME/` with the inputs of a trouble that was seen in some tool, `expect.md` (what must happen, in
+words) and `check.py OUTPUT [VARIANT] --exit CODE --stderr FILE --wall SECONDS`, which judges a run and prints lines that
+begin with FAIL or note. Where a case needs models of its own, `make.py FOLDER` writes them. `_lib/` beside the cases
+holds what several of them share. BATCHINFER_CASES names the folder of cases; `table.py` says how each is tried.
+"""
 
 from __future__ import annotations
 
@@ -32,34 +38,33 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
 
 
-def find_bank() -> Path | None:
-    """The folder of cases: BATCHINFER_CASES, else ../shared/cases beside this repository."""
+def find_cases() -> Path | None:
+    """The folder of cases that BATCHINFER_CASES names, if it is there."""
     given = os.environ.get("BATCHINFER_CASES")
-    folder = Path(given) if given else ROOT.parent / "shared" / "cases"
-    return folder if folder.is_dir() else None
+    return Path(given).resolve() if given and Path(given).is_dir() else None
 
 
 @cache
 def default_model() -> Path:
-    """The file that the bank calls $GGUF; fetched when it is not there yet."""
+    """The default model's file, which the table calls {gguf}; fetched when it is not there yet."""
     from batchinfer.weights.source import resolve_model
 
     return resolve_model("smollm2-135m").path
 
 
 def main(names: list[str]) -> int:
-    bank = find_bank()
-    if bank is None:
-        print("skipped: no bank of cases (set BATCHINFER_CASES to its folder)")
+    cases = find_cases()
+    if cases is None:
+        print("skipped: set BATCHINFER_CASES to a folder of cases (tests/cases/__main__.py says what one looks like)")
         return 0
     chosen = {name: case for name, case in CASES.items() if not names or any(name.startswith(wanted) for wanted in names)}
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="batchinfer-cases-") as scratch:
         for name, case in chosen.items():
-            for verdict in run_case(bank / name, case, Path(scratch) / name):
+            for verdict in run_case(cases / name, case, Path(scratch) / name):
                 verdicts.append(verdict)
                 print_verdict(verdict)
-    unknown = sorted(path.name for path in bank.iterdir() if path.name not in CASES and (path / "expect.md").exists())
+    unknown = sorted(path.name for path in cases.iterdir() if path.name not in CASES and (path / "expect.md").exists())
     print_end(chosen, verdicts, unknown)
     return 1 if unknown or not all(verdict.passed for verdict in verdicts) else 0
 
@@ -81,7 +86,7 @@ def run_try(folder: Path, attempt: Try, work: Path, models: Path) -> Verdict:
     start = f"{sys.executable} -m batchinfer run"
     places = {
         "case": str(folder),
-        "bank": str(folder.parent),
+        "cases": str(folder.parent),
         "work": str(work),
         "models": str(models),
         "run": start,
@@ -193,7 +198,7 @@ def print_end(chosen: dict[str, Case], verdicts: list[Verdict], unknown: list[st
         for name, what in waiting.items():
             print(f"  {name:<34}{what}{' (the rest was tried)' if name in tried else ''}")
     if unknown:
-        print("in the bank but not in the table: " + ", ".join(unknown))
+        print("in the folder but not in the table: " + ", ".join(unknown))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which command lines try each case of the bank, and what waits for a later version. Flags follow each case's expect.md."""
+"""Which command lines try each case, and what waits for a later version. Flags follow each case's expect.md."""
 
 # ruff: noqa: RUF005  (sums of tuples keep the rows of the table apart)
 from __future__ import annotations
@@ -13,9 +13,9 @@ TINY = "--dtype float32"  # the tiny models' references were computed in float32
 class Try:
     """One `batchinfer run`, judged by the case's check.py unless it must be refused.
 
-    Places in `input`, `model`, `output`, `setup` and `shell`: {case} is the case's folder, {bank} the folder of all
+    Places in `input`, `model`, `output`, `setup` and `shell`: {case} is the case's folder, {cases} the folder of all
     cases, {work} the folder of the try, {models} the folder that the case's make.py filled, {run} the start of a
-    `batchinfer run` for the bank's driver, {gguf} the default model's file.
+    `batchinfer run` for the driver in `_lib`, {gguf} the default model's file.
     """
 
     label: str = ""
@@ -30,7 +30,7 @@ class Try:
     setup: str | None = None  # shell commands before, in the folder of the try
     shell: str = '"$@"'  # how the command is started
     known: tuple[str, ...] = ()  # findings that name one of these wait for a later version
-    driven: bool = False  # the bank's driver is the judge: its exit code is the verdict
+    driven: bool = False  # the driver is the judge: its exit code is the verdict
     env: tuple[tuple[str, str], ...] = ()  # for the check
     timeout: int = 300
 
@@ -76,7 +76,7 @@ IMPOSSIBLE = (
     "--block-size 1000000",
     "--threads 0",
 )
-DRIVE = "python3 {bank}/_lib/drive.py "
+DRIVE = "python3 {cases}/_lib/drive.py "
 KILLED = "--cmd '{run} {i} -m {gguf} --no-chat -o {o}' -i {case}/input.jsonl -o {work}/out.jsonl "
 GOING_ON = "{case}/input.jsonl -m {gguf} --no-chat -o {work}/out.jsonl"
 KILLED_ONCE = DRIVE + "signal " + KILLED + "--rows 6 --signal KILL > driven.txt"
@@ -177,7 +177,7 @@ CASES: dict[str, Case] = {
         (
             Try("flat"),
             Try(
-                "as OpenAI lines", input="{work}/in.jsonl", setup="python3 {bank}/_lib/adapt.py {case}/input.jsonl in.jsonl --shape openai"
+                "as OpenAI lines", input="{work}/in.jsonl", setup="python3 {cases}/_lib/adapt.py {case}/input.jsonl in.jsonl --shape openai"
             ),
             Try(
                 "unknown fields, each an error",

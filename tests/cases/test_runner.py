@@ -1,4 +1,4 @@
-"""The runner of the case bank itself, on a bank of one made-up case; and the table's own sense."""
+"""The runner of cases itself, on a folder of one made-up case; and the table's own sense."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases.__main__ import find_bank, main, run_try
+from tests.cases.__main__ import find_cases, main, run_try
 from tests.cases.table import CASES, Try
 from tests.oracle.tiny_models import write_tiny
 
@@ -23,7 +23,7 @@ sys.exit(bool(bad))
 
 @pytest.fixture
 def case(tmp_path: Path) -> Path:
-    folder = tmp_path / "bank" / "made-up"
+    folder = tmp_path / "cases" / "made-up"
     folder.mkdir(parents=True)
     (folder / "input.jsonl").write_text("".join(json.dumps({"id": i, "prompt": "x", "max_tokens": 2}) + "\n" for i in range(3)))
     (folder / "check.py").write_text(CHECK)
@@ -59,9 +59,9 @@ def test_tries_are_judged_by_check_and_exit(case: Path, tmp_path: Path) -> None:
     assert not judged(5, Try(model=model, flags="--fake-model", refused=""))[0]
 
 
-def test_without_a_bank_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_folder_of_cases_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("BATCHINFER_CASES", str(tmp_path / "nowhere"))
-    assert find_bank() is None
+    assert find_cases() is None
     assert main([]) == 0
     assert "skipped" in capsys.readouterr().out
 
