@@ -1,4 +1,4 @@
-"""Generate for a list of prompts: the shortest way in from Python."""
+"""Continue a list of raw texts: the shortest way in from Python. To ask an instruct model something, see chat.py."""
 
 from batchinfer import LLM, SamplingParams
 

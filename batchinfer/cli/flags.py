@@ -85,7 +85,9 @@ class InputFlags:
     id_column: Annotated[str | None, _option("Input", "--id-column", text="Column that names a row (else: custom_id, id, row number).")] = (
         None
     )
-    system_prompt: Annotated[str | None, _option("Input", "--system-prompt", text="Put a system message with this text first.")] = None
+    system_prompt: Annotated[
+        str | None, _option("Input", "--system-prompt", text="Put a system message with this text first; a row's own wins.")
+    ] = None
     chat: Annotated[
         bool | None,
         _switch("Input", "--chat/--no-chat", text="Wrap prompts as chat messages, or send them raw (else: as the model has a template)."),
@@ -209,7 +211,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """How the engine batches rows and keeps their KV; none of these changes what a row says."""
+    """How the engine batches rows and keeps their KV; a row's text depends on none but the KV's type and, if it outgrows it, the pool."""
 
     max_num_seqs: Annotated[
         int | None,

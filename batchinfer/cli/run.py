@@ -35,7 +35,7 @@ def run(
     """Read prompts, generate, write results in input order.
 
     batchinfer run prompts.jsonl
-    batchinfer run prompts.parquet -o answers.parquet --model llama-3.2-1b --max-tokens 256
+    batchinfer run prompts.parquet -o answers.parquet --max-tokens 256
 
     Exit codes: 0 all rows fine, 1 could not do the job, 2 wrong usage or settings, 3 finished and some rows failed, 130 interrupted.
     """
