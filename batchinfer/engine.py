@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from batchinfer.core.accounting import StepTimes, count_step, shape_of
+from batchinfer.core.admission import EngineLimits, admissible, token_limit
 from batchinfer.core.drafts import DraftProposer
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.plan import Plan, StepResult
@@ -23,19 +25,6 @@ from batchinfer.runtime.isolation import Fault, Isolation
 
 if TYPE_CHECKING:
     from batchinfer.core.vocabulary import Vocabulary
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What this engine can hold, in tokens and rows."""
-
-    max_model_len: int
-    pool_tokens: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_blocks: int
-    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +102,8 @@ class Engine:
             result = self._retry(plan, fault)
         sampled = perf_counter()
         finished = self.retire(plan, result)  # 6 append, publish, release, report
-        self._account(plan, (began, built, ran, sampled, perf_counter()))
+        times = StepTimes(began, built, ran, sampled, perf_counter())
+        self._account(plan, times)
         return finished
 
     def run(self, requests: Iterable[Request | Result | None]) -> Iterator[Result]:
@@ -129,37 +119,11 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue one row. Raises `InputError` when it could never run: refused now, it never blocks the queue."""
-        limits, params = self.limits, request.params
-        if params is not self._checked:  # most rows share theirs
-            self._checked = params.check()
-        num_prompt = len(request.prompt_ids)
-        if num_prompt == 0:
-            raise InputError("the prompt is empty: it has no tokens", "empty_prompt")
-        if num_prompt >= limits.max_model_len:
-            raise InputError(
-                f"the prompt has {num_prompt:,} tokens; it must be shorter than max_model_len, {limits.max_model_len:,} tokens", "too_long"
-            )
-        if num_prompt > limits.pool_tokens:
-            raise InputError(
-                f"the prompt has {num_prompt:,} tokens; the KV pool holds {limits.pool_tokens:,} in all: raise --num-kv-blocks or --kv-cache-memory",
-                "too_long",
-            )
-        low, high = int(request.prompt_ids.min()), int(request.prompt_ids.max())
-        if low < 0 or high >= self._vocabulary.size:
-            bad = low if low < 0 else high
-            raise InputError(
-                f"prompt token id {bad} is outside the tokenizer's vocabulary of {self._vocabulary.size:,} ids", "invalid_token_id"
-            )
-        if any(token_id >= self._vocabulary.size for token_id in params.stop_token_ids):
-            raise InputError(
-                f"stop_token_ids {max(params.stop_token_ids)} is outside the tokenizer's vocabulary of {self._vocabulary.size:,} ids",
-                "invalid_parameter",
-            )
-        if request.prompt_ids.dtype != np.int32 or not request.prompt_ids.flags.c_contiguous:
-            request = replace(request, prompt_ids=np.ascontiguousarray(request.prompt_ids, np.int32))
-        wanted = num_prompt + params.max_tokens
-        limit = min(wanted, limits.max_model_len, limits.pool_tokens + 1)  # the last token needs no KV
-        self.scheduler.queue.push(Sequence(self._next_id, request, limit, clipped=limit < wanted))
+        if request.params is not self._checked:  # most rows share theirs
+            self._checked = request.params.check()
+        request = admissible(request, self.limits, self._vocabulary.size)
+        limit, clipped = token_limit(request, self.limits)
+        self.scheduler.queue.push(Sequence(self._next_id, request, limit, clipped))
         self._next_id += 1
 
     def abort(self) -> None:
@@ -263,31 +227,8 @@ class Engine:
         except InputError as error:
             yield Result.failed(request.row, error, len(request.prompt_ids))
 
-    def _account(self, plan: Plan, times: tuple[float, float, float, float, float]) -> None:
-        began, built, ran, sampled, retired = times
-        stats, seconds = self.stats, self.stats.seconds
-        decoding = plan.num_tokens == 1
-        total = int(plan.num_tokens.sum())
-        num_decode = int(np.count_nonzero(decoding))
-        decode_share = num_decode / total if total else 0.0
-        seconds.schedule += built - began
-        seconds.decode += (ran - built) * decode_share
-        seconds.prefill += (ran - built) * (1.0 - decode_share)
-        seconds.sample += sampled - ran
-        seconds.retire += retired - sampled
-        stats.steps += 1
-        stats.computed_tokens += total
-        stats.waiting = self.scheduler.num_waiting
+    def _account(self, plan: Plan, times: StepTimes) -> None:
+        count_step(self.stats, plan, times)
+        self.stats.waiting = self.scheduler.num_waiting
         if self.on_step is not ignore_step:
-            long = ~decoding
-            queries, before = plan.num_tokens[long].astype(np.float64), plan.start[long]
-            self.on_step(
-                StepShape(
-                    num_decode=num_decode,
-                    num_prefill=total - num_decode,
-                    num_logits=int(np.count_nonzero(plan.samples)),
-                    decode_context=int((plan.start[decoding] + 1).sum()),
-                    prefill_attention=float((queries * (before + queries / 2)).sum()),
-                    seconds=retired - began,
-                )
-            )
+            self.on_step(shape_of(plan, times.total))
