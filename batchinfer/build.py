@@ -16,8 +16,9 @@ from batchinfer.weights.source import ModelFiles, resolve_model
 
 if TYPE_CHECKING:
     from batchinfer.attention.base import AttnSpec
+    from batchinfer.core.admission import EngineLimits
     from batchinfer.core.memory import KVMemory
-    from batchinfer.engine import ControlPlane, Engine, EngineFacts, EngineLimits
+    from batchinfer.engine import ControlPlane, Engine, EngineFacts
     from batchinfer.layers.linear import Linear
     from batchinfer.model.decoder import Decoder
     from batchinfer.ops.table import Choice
@@ -125,7 +126,7 @@ def _limits(
     config: EngineConfig, model: ModelHandle, target: ComputeTarget, sizes: dict[str, int], need: JobNeed | None
 ) -> tuple[EngineLimits, Choice]:
     from batchinfer.attention.kv_cache import KV_FORMATS
-    from batchinfer.engine import EngineLimits
+    from batchinfer.core.admission import EngineLimits
     from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks
 
     kv_name = _kv_dtype(config, target)

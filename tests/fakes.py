@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from batchinfer.core.admission import EngineLimits
 from batchinfer.core.block_pool import BlockPool
 from batchinfer.core.drafts import NoDrafts
 from batchinfer.core.forecast import OutputForecast
@@ -18,7 +19,7 @@ from batchinfer.core.scheduler import Budget, ChunkedPrefill, Scheduler, WholePr
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.stop import StopChecker
 from batchinfer.core.vocabulary import Vocabulary
-from batchinfer.engine import ControlPlane, Engine, EngineFacts, EngineLimits
+from batchinfer.engine import ControlPlane, Engine, EngineFacts
 from batchinfer.runtime.data_plane import DataPlane
 
 LETTERS = Vocabulary(token_bytes=[bytes([97 + i]) for i in range(26)] + [b"<eos>"], special_ids=frozenset({26}), eos_ids=(26,))
