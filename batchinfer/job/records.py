@@ -86,7 +86,8 @@ class JobReport:
     input: str
     output: str
     model: str
-    rows_total: int = 0
+    num_rows: int | None = None  # how many rows were chosen; None: not known without reading the whole input
+    rows_total: int = 0  # of these, the rows with a result
     rows_ok: int = 0
     rows_failed: int = 0
     rows_done_before: int = 0

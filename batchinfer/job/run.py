@@ -111,10 +111,11 @@ class Job:
         with ExitStack() as stack:
             try:
                 self.run(stack)
-            except Interrupted as stop:
-                self.stopped(stop.signum)
-            except ReaderGone:
-                self.stopped(SIGPIPE)
+            except BaseException as error:
+                signum = _ended_by(error)
+                if signum is None:
+                    raise
+                self.stopped(signum)
             finally:
                 self.close()
 
@@ -276,6 +277,7 @@ class Job:
     def _total(self) -> None:
         report, seconds = self.report, self.report.seconds
         self._tally.fill(report)
+        report.num_rows = self._rows.stream.num_rows if self._rows is not None else None
         engine = self._generation.engine if self._generation is not None else None
         if engine is not None:
             report.stats = engine.stats
@@ -287,10 +289,8 @@ class Job:
         report.peak_rss_mb = peak_rss_mb()
 
     def stopped(self, signum: int) -> None:
-        """A signal ended the job: drop what is unfinished, keep the rest."""
+        """A signal ended the job, at whatever line: what is finished goes to the disk first. The engine is left as it is."""
         self.report.interrupted = signum
-        if self._generation is not None and self._generation.engine is not None:
-            self._generation.engine.abort()
         if self._store is not None and not self._streams:
             self._store.partial.sync()
         self._total()
@@ -339,3 +339,15 @@ class Job:
             shutil.rmtree(self._scratch, ignore_errors=True)
         elif self._places is not None:
             self._places.remove_temporaries()
+
+
+def _ended_by(error: BaseException) -> int | None:
+    """The signal behind an error, SIGPIPE for a reader that went away: what a half-stepped engine raises while it unwinds hides none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, Interrupted):
+            return cause.signum
+        if isinstance(cause, ReaderGone):
+            return SIGPIPE
+        cause = cause.__context__
+    return None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from batchinfer.job.signals import Interrupted
 from tests.job.world import World, leftovers, read_jsonl, write_jsonl
 
 ROWS = [{"id": i, "prompt": f"prompt {i}"} for i in range(120)]
@@ -237,3 +238,20 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path, source: Path, whole: by
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
     assert output.read_bytes() == whole
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_engine_that_breaks_while_it_unwinds_hides_no_signal(tmp_path: Path, signum: signal.Signals) -> None:
+    """The signal comes at an arbitrary line, so that dropping the unfinished rows may fail."""
+
+    class Torn(World):
+        def step(self, shape: object) -> None:
+            if self.stop_after == 0:
+                self.engine.memory.release = None
+            super().step(shape)
+
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": f"prompt {i}"} for i in range(24)])
+    report = Torn(stop_after=12, error=Interrupted(signum)).run(source, tmp_path / "out.jsonl")
+    assert report.exit_code == 128 + signum
+    assert (report.num_rows, report.rows_total) == (24, len((tmp_path / "out.jsonl.partial").read_bytes().splitlines()))
+    assert report.seconds.run > 0
