@@ -47,7 +47,7 @@ def line_of(join: Join, row: InputRow, stored: PartialRow) -> bytes:
 
 def _spliced(raw: bytes, fragment: bytes) -> bytes:
     """The line's own bytes with the result's members before the closing brace."""
-    if len(raw) < 64 and not raw[1:-1].strip():
+    if b'"' not in raw:  # no member: nothing but padding stands between the braces
         return b"{%s}\n" % fragment
     return b"%s,%s}\n" % (raw[:-1], fragment)
 

@@ -369,3 +369,12 @@ def test_a_folder_of_tables_with_different_columns(tmp_path: Path, world: World)
     assert out["error"].to_pylist()[3]["message"].startswith("c.parquet row 1")
     world.run(folder, tmp_path / "out.jsonl")
     assert [row["extra"] for row in read_jsonl(tmp_path / "out.jsonl")] == [None, None, None, "late"]
+
+
+@pytest.mark.parametrize("padding", [0, 1, 61, 62, 63, 100, 70_000])
+def test_an_empty_object_however_padded(tmp_path: Path, padding: int) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ["{" + " " * padding + "}", {"prompt": "x"}])
+    World().run(source, tmp_path / "out.jsonl")
+    first, second = read_jsonl(tmp_path / "out.jsonl")
+    assert next(iter(first)) == "generated_text"
+    assert first["error"]["code"] and second["error"] is None
