@@ -73,12 +73,10 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    target = _target(config, model)
-    defaults = CUDA_DEFAULTS if target.device.type == "cuda" else CPU_DEFAULTS
-    sizes = {name: getattr(config, name) or default for name, default in defaults.items()}
+    target = compute_target(config, model)
     try:
         parts = None if config.fake_model else _load(model, target)
-        limits, pool = _limits(config, model, target, sizes, need)
+        limits, pool = engine_limits(config, model, target, need)
         control = _control_plane(config, model, limits)
         data = _fake_plane(model, control, target, pool) if parts is None else _data_plane(config, model, control, target, pool, parts)
     except MemoryError as err:
@@ -98,7 +96,8 @@ def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
     ]
 
 
-def _target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
+def compute_target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
+    """Device and number format of this model under these settings."""
     from batchinfer.runtime.device import choose_target
 
     quantised = model.files.kind == "gguf" and model.config.dtype == "float32"
@@ -122,14 +121,19 @@ def _load(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, Linear]:
     return assemble(model.config, weights, Placement(target.dtype, target.device, target.pack, target.ops), model.max_model_len)
 
 
-def _limits(
-    config: EngineConfig, model: ModelHandle, target: ComputeTarget, sizes: dict[str, int], need: JobNeed | None
-) -> tuple[EngineLimits, Choice]:
+def batch_sizes(config: EngineConfig, target: ComputeTarget) -> dict[str, int]:
+    """Rows, tokens a step and block size: as they were given, else this device's defaults."""
+    defaults = CUDA_DEFAULTS if target.device.type == "cuda" else CPU_DEFAULTS
+    return {name: getattr(config, name) or default for name, default in defaults.items()}
+
+
+def engine_limits(config: EngineConfig, model: ModelHandle, target: ComputeTarget, need: JobNeed | None) -> tuple[EngineLimits, Choice]:
+    """What the engine would hold on this machine now, and why the pool is as large as it is; nothing is loaded."""
     from batchinfer.attention.kv_cache import KV_FORMATS
     from batchinfer.core.admission import EngineLimits
     from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks
 
-    kv_name = _kv_dtype(config, target)
+    sizes, kv_name = batch_sizes(config, target), _kv_dtype(config, target)
     per_token = KV_FORMATS[kv_name].bytes_per_token(_attn_spec(model.config), model.config.num_layers)
     ask = PoolRequest(
         block_size=sizes["block_size"],

@@ -12,7 +12,8 @@ import numpy as np
 
 from batchinfer.core.request import Result
 from batchinfer.errors import InputError
-from batchinfer.job import JobReport, JobSeconds
+from batchinfer.job import JobReport
+from batchinfer.job.progress import Tally
 from batchinfer.machine import peak_rss_mb, process_age_s
 from batchinfer.reports.workload import Workload
 
@@ -66,16 +67,18 @@ def run_workload(engine: Engine, workload: Workload, tick: Callable[[Engine, int
     also = engine.on_step
     engine.on_step = _both(log, also)
     report = JobReport(input=workload.name, output="", model=str(engine.settings.get("model", "")), rows_total=len(workload.requests))
-    began = time.perf_counter()
+    tally, began = Tally(), time.perf_counter()
     try:
-        for result in _results(engine, workload, report, tick, began):
-            _count(report, result)
+        for result in _results(engine, workload, tally, tick, began):
+            tally.add(result)
     except KeyboardInterrupt:
         report.interrupted = SIGINT
-        report.message = f"stopped by SIGINT after {report.rows_ok + report.rows_failed:,} of {report.rows_total:,} rows: the numbers are those of the part that ran"
+        report.message = (
+            f"stopped by SIGINT after {tally.rows_done:,} of {report.rows_total:,} rows: the numbers are those of the part that ran"
+        )
     report.seconds.run = time.perf_counter() - began
     engine.on_step = also
-    _take_stats(report, engine)
+    _take_totals(report, tally, engine)
     return BenchRun(report, log)
 
 
@@ -87,7 +90,7 @@ def finish_seconds(report: JobReport, load_s: float, io_s: float) -> None:
     report.peak_rss_mb = peak_rss_mb()
 
 
-def _results(engine: Engine, workload: Workload, report: JobReport, tick: Callable[[Engine, int, float], None] | None, began: float) -> Any:
+def _results(engine: Engine, workload: Workload, tally: Tally, tick: Callable[[Engine, int, float], None] | None, began: float) -> Any:
     for request in workload.requests:
         try:
             engine.add(request)
@@ -96,35 +99,18 @@ def _results(engine: Engine, workload: Workload, report: JobReport, tick: Callab
     while engine.num_unfinished:
         yield from engine.step()
         if tick is not None:
-            tick(engine, report.rows_ok + report.rows_failed, time.perf_counter() - began)
+            tick(engine, tally.rows_done, time.perf_counter() - began)
 
 
-def _count(report: JobReport, result: Result) -> None:
-    if result.error is not None:
-        report.rows_failed += 1
-        report.error_codes[result.error.code] = report.error_codes.get(result.error.code, 0) + 1
-        if len(report.first_errors) < 5:
-            report.first_errors.append(f"row {result.row}: {result.error.message}")
-    else:
-        report.rows_ok += 1
-    report.rows_clipped += result.clipped
-    report.finish_reasons[result.finish_reason.value] = report.finish_reasons.get(result.finish_reason.value, 0) + 1
-
-
-def _take_stats(report: JobReport, engine: Engine) -> None:
-    stats, seconds = engine.stats, engine.stats.seconds
-    report.stats = stats
+def _take_totals(report: JobReport, tally: Tally, engine: Engine) -> None:
+    """What the rows came to; tokens are the engine's, which knows those of rows that did not end."""
+    rows, stats = report.rows_total, engine.stats
+    tally.fill(report)
+    report.rows_total, report.stats = rows, stats
     report.prompt_tokens, report.cached_prompt_tokens = stats.prompt_tokens, stats.cached_prompt_tokens
     report.output_tokens = stats.output_tokens
     report.settings, report.choices = dict(engine.settings), list(engine.choices)
-    report.seconds = JobSeconds(
-        run=report.seconds.run,
-        schedule=seconds.schedule,
-        prefill=seconds.prefill,
-        decode=seconds.decode,
-        sample=seconds.sample,
-        retire=seconds.retire,
-    )
+    report.seconds.take(stats.seconds)
 
 
 def _both(first: Callable[[StepShape], None], second: Callable[[StepShape], None]) -> Callable[[StepShape], None]:

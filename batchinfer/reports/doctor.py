@@ -192,6 +192,8 @@ def _attention(findings: Findings) -> None:
 
 
 def _caches(findings: Findings, threads: int | None) -> None:
+    from batchinfer.weights.fetch import hub_cache
+
     section = findings.section("caches")
     root = cache_root()
     for name, path in {"batchinfer": root, "hub": hub_cache()}.items():
@@ -202,15 +204,6 @@ def _caches(findings: Findings, threads: int | None) -> None:
     if not os.access(nearest, os.W_OK):
         findings.problems.append(f"the cache folder {root} cannot be written: models are fetched again each time; set BATCHINFER_CACHE")
     section.add("free disk", in_bytes(shutil.disk_usage(nearest).free))
-
-
-def hub_cache() -> Path:
-    """Where huggingface_hub keeps what it fetches."""
-    given = os.environ.get("HF_HUB_CACHE")
-    if given:
-        return Path(given)
-    home = os.environ.get("HF_HOME")
-    return Path(home) / "hub" if home else Path.home() / ".cache" / "huggingface" / "hub"
 
 
 def size_of(folder: Path) -> int:

@@ -158,35 +158,25 @@ def judge_fit(config: EngineConfig, model: ModelHandle, tally: RowTally) -> Fit 
     """Weights, KV bytes and pool of this job on this machine, by the rules that the engine is built with."""
     import torch
 
-    from batchinfer.build import CPU_DEFAULTS, CUDA_DEFAULTS
-    from batchinfer.runtime.device import choose_target
-    from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks, free_bytes
+    from batchinfer.build import JobNeed, batch_sizes, compute_target, engine_limits
+    from batchinfer.runtime.pool_size import free_bytes
 
     if not tally.prompt_lengths:
         return None
-    quantised = model.files.kind == "gguf" and model.config.dtype == "float32"
-    target = choose_target(config.device, config.dtype, model.config.dtype, quantised)
-    defaults = CUDA_DEFAULTS if target.device.type == "cuda" else CPU_DEFAULTS
-    block = config.block_size or defaults["block_size"]
-    seqs = config.max_num_seqs or defaults["max_num_seqs"]
-    kv_name = target.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    sizes, itemsize = model.config, {"bf16": 2, "float32": 4}
-    per_token = 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * itemsize[kv_name]
+    target = compute_target(config, model)
+    seqs = batch_sizes(config, target)["max_num_seqs"]
     lengths = np.array(tally.prompt_lengths, np.int64) + np.array(tally.output_limits, np.int64)
-    need = int(np.sort(lengths)[::-1][:seqs].sum())
-    ask = PoolRequest(block, per_token, model.max_model_len, seqs, config.num_kv_blocks, config.kv_cache_memory, need)
-    blocks, reason = choose_num_blocks(ask, target.device)
-    pool = (blocks - 1) * block
-    dims = ModelDims.of(sizes, target.dtype_name, per_token)
+    limits, pool = engine_limits(config, model, target, JobNeed(int(np.sort(lengths)[::-1][:seqs].sum())))
+    dims = ModelDims.of(model.config, target.dtype_name, limits.kv_bytes_per_token)
     return Fit(
         device=target.device.type if target.device.type == "cpu" else torch.cuda.get_device_name(),
         dtype=target.dtype_name,
-        weight_bytes=itemsize[target.dtype_name] * (dims.layer_parameters + dims.head_parameters),
+        weight_bytes=dims.weight_bytes * (dims.layer_parameters + dims.head_parameters),
         free_bytes=free_bytes(target.device),
-        kv_bytes_per_token=per_token,
-        pool_tokens=pool,
-        rows_at_once=int(min(seqs, len(lengths), max(1, pool // max(1, round(float(lengths.mean())))))),
-        reason=reason,
+        kv_bytes_per_token=limits.kv_bytes_per_token,
+        pool_tokens=limits.pool_tokens,
+        rows_at_once=int(min(seqs, len(lengths), max(1, limits.pool_tokens // max(1, round(float(lengths.mean())))))),
+        reason=pool.reason,
     )
 
 
