@@ -302,7 +302,8 @@ class Job:
         rows = self._tally.rows_done
         if self._streams:
             return f"{rows:,} rows were finished; a streamed output cannot be resumed"
-        return f"{rows:,} finished rows are kept; run the same command again to go on"
+        way_on = "the same command without --overwrite goes on" if self.asked.output.overwrite else "run the same command again to go on"
+        return f"{rows:,} finished rows are kept; {way_on}"
 
     def close(self) -> None:
         """Close what is open. Files that are needed for going on stay; where nothing was finished, nothing does."""

@@ -151,7 +151,8 @@ def print_end(summary: RunSummary, stream: TextIO | None, quiet: bool) -> None:
 def _work_lines(summary: RunSummary) -> list[tuple[str, str]]:
     report = summary.report
     before = f", {report.rows_done_before:,} of them by an earlier run" if report.rows_done_before else ""
-    lines = [("rows", f"{report.rows_ok:,} ok, {report.rows_failed:,} failed, {report.rows_total:,} in all{before}")]
+    total = report.rows_total if report.num_rows is None else report.num_rows
+    lines = [("rows", f"{report.rows_ok:,} ok, {report.rows_failed:,} failed, {total:,} in all{before}")]
     if report.finish_reasons:
         lines.append(("finish reasons", ", ".join(f"{name} {count:,}" for name, count in sorted(report.finish_reasons.items()))))
     if report.rows_clipped:
