@@ -169,3 +169,13 @@ def test_kernels_are_folded_into_one_line() -> None:
     slow = "attention: reference, several times slower (no C++ compiler found)"
     assert kernels_folded(["device: cpu (x)", slow]) == ["device: cpu (x)", "kernels: plain torch (see batchinfer doctor)", slow]
     assert kernels_folded(["threads: 2"]) == ["threads: 2"]
+
+
+def test_an_empty_line_under_the_panel_takes_what_the_terminal_echoes() -> None:
+    """`^C` at the end of a full line would wrap, and the panel would be cleared one line too low."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    face = LiveFace(console)
+    for snapshot in (None, SNAPSHOT):
+        face.snapshot = snapshot
+        last = console.render_lines(face._picture(), pad=False)[-1]
+        assert "".join(segment.text for segment in last) == ""
