@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,16 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`fingerprint`: what can change text; `free` and `versions` may differ and are mentioned; `date` is frozen for templates."""
+    """`fingerprint`: what can change text; `free` and `versions` may differ and are mentioned; `date` is frozen for templates.
+
+    `resolved`: what the engine's automatic choices came out as; empty until there was an engine.
+    """
 
     fingerprint: dict[str, Any]
     free: dict[str, Any]
     versions: dict[str, str]
     date: datetime
+    resolved: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Put the manifest in place in one piece."""
@@ -31,6 +35,7 @@ class Manifest:
             "free": self.free,
             "versions": self.versions,
             "date": self.date.isoformat(),
+            "resolved": self.resolved,
         }
         write_whole(path, json.dumps(record, indent=1, default=str).encode())
 
@@ -41,7 +46,8 @@ def try_read_manifest(path: Path) -> Manifest | None:
     if record is None or record.get("format") != FORMAT:
         return None
     try:
-        return Manifest(record["fingerprint"], record["free"], record["versions"], datetime.fromisoformat(record["date"]))
+        date = datetime.fromisoformat(record["date"])
+        return Manifest(record["fingerprint"], record["free"], record["versions"], date, record.get("resolved", {}))
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -61,21 +67,15 @@ def normal(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
-    """What differs, one line each: `sampling.temperature: was 0.0, is 0.7`."""
-    found: list[str] = []
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[tuple[str, Any, Any]]:
+    """What differs: the way to it (`sampling.temperature`), what it was, what it is."""
+    found: list[tuple[str, Any, Any]] = []
     for name in sorted({*old, *new}):
         before, now = old.get(name), new.get(name)
         if before == now:
             continue
-        where = f"{path}{name}"
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            found += differences(before, now, where + ".")
+            found += differences(before, now, f"{path}{name}.")
         else:
-            found.append(f"{where}: was {_short(before)}, is {_short(now)}")
+            found.append((f"{path}{name}", before, now))
     return found
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from batchinfer.errors import BatchInferError, InputFileError
 from batchinfer.io.options import InputOptions, OutputOptions
 from batchinfer.io.partial import PartialFile, PartialRow
 from batchinfer.io.record import InputRow
+from batchinfer.job.arithmetic import keep_arithmetic
 from batchinfer.job.progress import Progress, Tally
 from batchinfer.job.records import JobInfo, JobObserver, JobParts, JobReport
 from batchinfer.job.rows_in import WINDOW_ROWS, JobRows, RowStream
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from batchinfer.build import JobNeed, ModelHandle
     from batchinfer.core.stats import StepShape
     from batchinfer.engine import Engine
-
-DEFAULT_NUM_SEQS = 256
 
 
 class StrictError(BatchInferError):
@@ -58,6 +58,7 @@ class Store:
     partial: PartialFile
     tally: Tally
     out: OrderedStream | UnorderedStream | None = None
+    manifest: Path | None = None  # None: a streamed output has none
     seconds: float = 0.0
     pending: dict[int, tuple[str, bool, InputRow | None]] = field(default_factory=dict)  # rows on their way: digest, `plain`, the row
 
@@ -140,6 +141,8 @@ class Generation:
         began = perf_counter()
         engine = self.engine = self._outside.parts.build_engine(self._asked.config, model, self._need(model, head))
         report.seconds.load += perf_counter() - began
+        if self._store.manifest is not None:
+            keep_arithmetic(self._store.manifest, engine, self._store.partial.found.rows, self._outside.observer)
         report.choices = list(engine.choices)
         report.settings = dict(engine.settings)
         self._progress = Progress(self._store.tally, self._stream, engine.stats)
@@ -149,14 +152,11 @@ class Generation:
         return engine
 
     def _need(self, model: ModelHandle, head: list[Request | Result]) -> JobNeed:
-        """The KV tokens that the widest rows seen so far take, as many as run at once."""
+        """What the rows seen so far can use at once."""
         from batchinfer.build import JobNeed
 
-        limit = model.max_model_len
-        sizes = sorted(
-            (min(len(item.prompt_ids) + item.params.max_tokens, limit) for item in head if isinstance(item, Request)), reverse=True
-        )
-        return JobNeed(sum(sizes[: self._asked.config.max_num_seqs or DEFAULT_NUM_SEQS]))
+        lengths = (len(item.prompt_ids) + item.params.max_tokens for item in head if isinstance(item, Request))
+        return JobNeed.of(self._asked.config, model, lengths)
 
     def _info(self, engine: Engine) -> JobInfo:
         options = self._asked.input

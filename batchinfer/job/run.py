@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from batchinfer.config import EngineConfig
 from batchinfer.errors import ConfigError, InputFileError, OutputConflict
-from batchinfer.io.durable import write_whole
 from batchinfer.io.finish import finish
 from batchinfer.io.join import Join, KeptColumns
 from batchinfer.io.lock import OutputLock
@@ -48,6 +46,7 @@ from batchinfer.job.workplace import (
     frozen_date,
     identity_of_job,
     layout_of,
+    settle,
 )
 from batchinfer.machine import peak_rss_mb, process_age_s, read_versions
 
@@ -128,7 +127,7 @@ class Job:
         if not self._streams and not self._claim(opened, identity, date):
             return
         partial = PartialFile(opened.places.partial)
-        store = self._store = Store(partial, self._tally)
+        store = self._store = Store(partial, self._tally, manifest=None if self._streams else opened.places.manifest)
         self.watchdog.regularly = partial.sync_if_due
         say_found(partial, self._outside.observer.note)
         stream = opened.stream
@@ -150,7 +149,8 @@ class Job:
             raise InputFileError(f"{self.asked.input.input} changed while the job ran; start again with --overwrite")
         self._finish(join, opened.places, outlet)
         if not self._streams:
-            self._settle(opened.places, identity, date)
+            record = {**self._outside.parts.report_json(self.report), "failed_positions": self.report.failed_positions}
+            settle(opened.places, identity, date, record)
 
     def _open(self, stack: ExitStack) -> Opened:
         """The input, looked into; a place for results that nobody else uses; and what identifies the input."""
@@ -206,7 +206,7 @@ class Job:
             asked_model = AskedModel(fingerprint, model.max_model_len, self._rows.chat, self._rows.defaults)
         record = identity_of_job(asked.config, asked.input, asked.output, opened.identity, asked_model)
         self.report.fingerprint = record
-        return JobIdentity(record, layout_of(asked.output), free_settings(asked.config), read_versions())
+        return JobIdentity(record, layout_of(asked.output), free_settings(asked.config), read_versions(), opened.files.paths)
 
     def _claim(self, opened: Opened, identity: JobIdentity, date: datetime) -> bool:
         """Make the place this job's; False when an earlier run has done everything."""
@@ -260,19 +260,6 @@ class Job:
         self._total()
         if join.openai and self.report.rows_failed and not self._streams:
             self.report.message = f"failed lines: {errors_path(places.output)}"
-
-    def _settle(self, places: Places, identity: JobIdentity, date: datetime) -> None:
-        """Leave the report, and only the report, beside the output."""
-        record = {
-            **self._outside.parts.report_json(self.report),
-            "fingerprint": identity.fingerprint,
-            "layout": identity.layout,
-            "date": date.isoformat(),
-            "failed_positions": self.report.failed_positions,
-        }
-        write_whole(places.report, json.dumps(record, indent=1, default=str).encode("utf-8", "backslashreplace"))
-        for path in (places.partial, places.manifest, places.spool):  # in this order: a manifest alone means nothing
-            path.unlink(missing_ok=True)
 
     def _total(self) -> None:
         report, seconds = self.report, self.report.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -12,13 +13,16 @@ from typing import Any
 from batchinfer.config import EngineConfig
 from batchinfer.core.request import SamplingParams
 from batchinfer.errors import OutputConflict, OutputError
-from batchinfer.io.manifest import Manifest, differences, normal, try_read_json, try_read_manifest
+from batchinfer.io.durable import write_whole
+from batchinfer.io.manifest import Manifest, normal, try_read_json, try_read_manifest
 from batchinfer.io.options import InputOptions, OutputOptions
 from batchinfer.io.places import Places
 from batchinfer.io.rows import Columns
+from batchinfer.io.source import content_digest
+from batchinfer.job.arithmetic import allow_resolved
+from batchinfer.job.differences import listed, said, said_versions
 from batchinfer.job.records import JobObserver
 
-MAX_DIFFERENCES = 8
 SPARE_BYTES = 1 << 16
 TELLING = ("device", "dtype", "kv_cache_dtype", "quantization", "fake_model")  # settings of the engine that can change text
 FREE = (
@@ -50,6 +54,7 @@ class JobIdentity:
     layout: dict[str, Any]
     free: dict[str, Any]
     versions: dict[str, str]
+    paths: tuple[Path, ...] = ()  # of the input
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +114,52 @@ def find_state(places: Places, identity: JobIdentity, output: OutputOptions, obs
             f"{places.output}: unfinished results without a readable {places.manifest.name}; "
             f"--overwrite starts afresh, and {places.partial.name} is lost"
         )
-    changed = differences(manifest.fingerprint, identity.fingerprint)
+    known = _same_but_for_times(manifest.fingerprint, identity.fingerprint)
+    changed = said(allow_resolved(known, identity.fingerprint, manifest.resolved), identity.fingerprint)
     if changed:
         if not _holds_results(places.partial) and not places.output.exists():
             clear(places)  # nothing was finished under the other settings
             return State.FRESH
-        listed = "; ".join(changed[:MAX_DIFFERENCES]) + ("; ..." if len(changed) > MAX_DIFFERENCES else "")
         raise OutputConflict(
-            f"{places.output}: an unfinished job with other settings is here: {listed}. "
+            f"{places.output}: an unfinished job with other settings is here: {listed(changed)}. "
             "Run it with its own settings to go on, give another -o, or start afresh with --overwrite"
         )
-    for change in differences(manifest.free, identity.free):
+    if known != manifest.fingerprint:
+        observer.note("the input's date is another one; each finished row is compared with what it was")
+    for change in said(manifest.free, identity.free):
         observer.note(f"resumed with another setting, which changes no text: {change}")
-    for change in differences(manifest.versions, identity.versions):
+    for change in said_versions(manifest.versions, identity.versions):
         observer.warn(f"resumed with another version, which may change texts: {change}")
     return State.RESUMED
+
+
+def _same_but_for_times(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The old fingerprint with the new one's modification times, where the input's files differ in nothing else."""
+    files, files_now = old.get("input", {}).get("files"), new["input"]["files"]
+    if not files or len(files) != len(files_now):
+        return old
+    for (name, size, when), (name_now, size_now, when_now) in zip(files, files_now, strict=True):
+        by_time = isinstance(when, int) and isinstance(when_now, int)  # not stdin, which is known by its content
+        if (name, size) != (name_now, size_now) or not (by_time or when == when_now):
+            return old
+    return {**old, "input": {**old["input"], "files": files_now}}
 
 
 def _state_of_output(places: Places, identity: JobIdentity) -> State:
     if not places.output.exists():
         return State.FRESH
     report = try_read_json(places.report) or {}
-    if report.get("fingerprint") == identity.fingerprint and report.get("layout") == identity.layout:
-        return State.COMPLETE
-    changed = differences(report["fingerprint"], identity.fingerprint) if isinstance(report.get("fingerprint"), dict) else []
-    why = f"is the result of another job ({'; '.join(changed[:MAX_DIFFERENCES])})" if changed else "exists already and is not this job's"
+    saved, now = report.get("fingerprint"), identity.fingerprint
+    changed: list[str] = []
+    if isinstance(saved, dict):
+        known = _same_but_for_times(saved, now)
+        if known == saved or report.get("input_digest") == content_digest(identity.paths):
+            saved = known
+        saved = allow_resolved(saved, now, report.get("resolved", {}))
+        changed = said(saved, now) + said(report.get("layout", {}), identity.layout)
+        if not changed:
+            return State.COMPLETE
+    why = f"is the result of another job ({listed(changed)})" if changed else "exists already and is not this job's"
     raise OutputConflict(f"{places.output} {why}; give another name with -o, or --overwrite to replace it")
 
 
@@ -152,8 +178,26 @@ def clear(places: Places) -> None:
 
 def begin_manifest(places: Places, state: State, identity: JobIdentity, date: datetime) -> None:
     """Put the job's manifest in place before its first result; one that is there stays."""
-    if state is not State.RESUMED:
-        Manifest(identity.fingerprint, identity.free, identity.versions, date).write(places.manifest)
+    if state is State.RESUMED:
+        return
+    resolved = (try_read_json(places.report) or {}).get("resolved", {}) if state is State.COMPLETE else {}
+    Manifest(identity.fingerprint, identity.free, identity.versions, date, resolved).write(places.manifest)
+
+
+def settle(places: Places, identity: JobIdentity, date: datetime, report: dict[str, Any]) -> None:
+    """Leave the report, and only the report, beside the finished output."""
+    manifest = try_read_manifest(places.manifest)
+    record = {
+        **report,
+        "fingerprint": identity.fingerprint,
+        "layout": identity.layout,
+        "date": date.isoformat(),
+        "resolved": manifest.resolved if manifest is not None else {},
+        "input_digest": content_digest(identity.paths),
+    }
+    write_whole(places.report, json.dumps(record, indent=1, default=str).encode("utf-8", "backslashreplace"))
+    for path in (places.partial, places.manifest, places.spool):  # in this order: a manifest alone means nothing
+        path.unlink(missing_ok=True)
 
 
 def frozen_date(places: Places, output: OutputOptions) -> datetime:

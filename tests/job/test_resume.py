@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -82,16 +83,16 @@ def test_says_what_it_found(tmp_path: Path, source: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"sampling": {"max_tokens": 7}}, "sampling.max_tokens: was 6, is 7"),
-        ({"seed": 5}, "sampling.job_seed"),
-        ({"system_prompt": "new"}, "rendering.system_prompt"),
-        ({"chat": False}, "rendering.chat"),
-        ({"limit": 30}, "input.limit"),
-        ({"row_params": False}, "row_params"),
-        ({"prompt_column": "id"}, "input.columns"),
-        ({"dtype": "float32"}, "engine.dtype"),
-        ({"generated_token_ids": True}, "generated_token_ids"),
-        ({"max_model_len": 150}, "max_model_len"),
+        ({"sampling": {"max_tokens": 7}}, "--max-tokens was 6, is 7"),
+        ({"seed": 5}, "--seed was 0, is 5"),
+        ({"system_prompt": "new"}, "--system-prompt was not given"),
+        ({"chat": False}, "--chat/--no-chat"),
+        ({"limit": 30}, "--limit was not given, is 30"),
+        ({"row_params": False}, "--row-params"),
+        ({"prompt_column": "id"}, "--prompt-column"),
+        ({"dtype": "float32"}, '--dtype was "auto", is "float32"'),
+        ({"generated_token_ids": True}, "--generated-token-ids"),
+        ({"max_model_len": 150}, "--max-model-len"),
     ],
 )
 def test_other_settings_are_refused_by_name(tmp_path: Path, source: Path, change: dict[str, object], named: str) -> None:
@@ -115,7 +116,7 @@ def test_another_model_and_another_input_are_refused(tmp_path: Path, source: Pat
         World(fingerprint="model-2").run(source, output)
     original = source.read_bytes()
     source.write_bytes(original + b'{"prompt": "one more"}\n')
-    with pytest.raises(OutputConflict, match=r"input\.files"):
+    with pytest.raises(OutputConflict, match=r"in\.jsonl was modified since the job began \([\d,]+ bytes then, [\d,]+ now\)"):
         World().run(source, output)
 
 
@@ -129,13 +130,79 @@ def test_an_input_changed_behind_its_date_is_noticed(tmp_path: Path, source: Pat
         World().run(source, output)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_copy_of_the_input_is_the_input(tmp_path: Path, kind: str, finished: bool) -> None:
+    source, output = tmp_path / f"a.{kind}", tmp_path / "out.jsonl"
+    if kind == "jsonl":
+        write_jsonl(source, ROWS)
+    else:
+        pq.write_table(pa.Table.from_pylist(ROWS), source)
+    World().run(source, tmp_path / "other.jsonl")
+    if finished:
+        World().run(source, output)
+    else:
+        stop_early(source, output)
+    os.utime(source, ns=(1, 1))
+    report = World().run(source, output)
+    assert report.already_complete == finished
+    assert output.read_bytes() == (tmp_path / "other.jsonl").read_bytes()
+    if kind == "jsonl":  # as long as it was, and another one
+        source.write_bytes(source.read_bytes().replace(b"prompt 1", b"prompt 2"))
+        with pytest.raises(OutputConflict, match=r"a\.jsonl was modified since the job began"):
+            World().run(source, output)
+
+
+class Machine(World):
+    """Whose automatic choices come out as told."""
+
+    def __init__(self, chosen: dict[str, object] | None = None, **more: Any) -> None:
+        super().__init__(**more)
+        self.chosen = chosen or {}
+
+    def _build(self, config: Any, model: Any, need: Any) -> Any:
+        engine = super()._build(config, model, need)
+        given = {} if config.dtype == "auto" else {"dtype": config.dtype}
+        engine.settings = {"device": "cpu", "dtype": "bf16", "kv_cache_dtype": "bf16", "attention": "native", **self.chosen, **given}
+        return engine
+
+
+def test_another_machine_goes_on_in_the_same_arithmetic_or_not_at_all(tmp_path: Path, source: Path, whole: bytes) -> None:
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(KeyError):
+        Machine(stop_after=12).run(source, output)
+    stored = (tmp_path / "out.jsonl.partial").read_bytes()
+    with pytest.raises(OutputConflict, match=r"computed with dtype bf16; on this machine it is float32.*--dtype bf16") as caught:
+        Machine({"dtype": "float32"}).run(source, output)
+    assert caught.value.exit_code == 2
+    with pytest.raises(OutputConflict, match="attention native; on this machine it is reference"):
+        Machine({"attention": "reference"}).run(source, output)
+    with pytest.raises(OutputConflict, match="--dtype was"):
+        Machine().run(source, output, dtype="float32")
+    assert (tmp_path / "out.jsonl.partial").read_bytes() == stored
+    other = Machine({"dtype": "float32", "batch_invariant": False})
+    other.run(source, output, dtype="bf16")  # the way out that it named
+    assert output.read_bytes() == whole
+    assert any("may depend on the rows beside it" in note for note in other.notes)
+    assert Machine({"dtype": "float32"}).run(source, output).already_complete
+
+
+def test_rows_that_failed_run_again_in_the_same_arithmetic(tmp_path: Path, source: Path, whole: bytes) -> None:
+    output = tmp_path / "out.jsonl"
+    Machine(refuse="prompt 3").run(source, output)
+    with pytest.raises(OutputConflict, match="computed with dtype bf16"):
+        Machine({"dtype": "float32"}).run(source, output, retry_errors=True)
+    Machine({"dtype": "float32"}).run(source, output, retry_errors=True, dtype="bf16")
+    assert output.read_bytes() == whole
+
+
 def test_what_cannot_change_text_may_differ(tmp_path: Path, source: Path, whole: bytes) -> None:
     output = tmp_path / "out.jsonl"
     stop_early(source, output)
     world = World(max_num_seqs=3)
     world.run(source, output, max_num_seqs=3, threads=1, num_kv_blocks=500)
     assert output.read_bytes() == whole
-    assert any("max_num_seqs: was null, is 3" in note for note in world.notes)
+    assert any("--max-num-seqs was not given, is 3" in note for note in world.notes)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -168,7 +235,7 @@ def test_a_finished_job_says_so(tmp_path: Path, source: Path, whole: bytes) -> N
     assert "complete" in report.message
     assert world.loads == 0
     assert (tmp_path / "whole.jsonl").read_bytes() == whole
-    with pytest.raises(OutputConflict, match=r"another job.*max_tokens"):
+    with pytest.raises(OutputConflict, match=r"another job.*--max-tokens"):
         world.run(source, tmp_path / "whole.jsonl", {"max_tokens": 9})
     with pytest.raises(OutputConflict):
         world.run(source, tmp_path / "whole.jsonl", drop_columns=("id",))
@@ -183,7 +250,7 @@ def test_the_finish_can_be_interrupted_and_repeated(tmp_path: Path, source: Path
         path.write_bytes(data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("batchinfer.job.run.write_whole", cut)
+        patch.setattr("batchinfer.job.workplace.write_whole", cut)
         with pytest.raises(KeyError):
             World().run(source, output)
     assert output.exists()  # renamed already, its working files still there

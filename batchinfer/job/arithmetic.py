@@ -1,0 +1,65 @@
+"""What an engine's automatic choices came out as: a job goes on only in the arithmetic in which it began."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchinfer.errors import OutputConflict
+from batchinfer.io.manifest import normal, try_read_manifest
+from batchinfer.job.records import JobObserver
+
+if TYPE_CHECKING:
+    from batchinfer.engine import Engine
+
+BY_FLAG = ("device", "dtype", "kv_cache_dtype")
+BY_MACHINE = "attention"
+LONGEST = "longest_row"
+
+
+def allow_resolved(old: dict[str, Any], new: dict[str, Any], resolved: dict[str, Any]) -> dict[str, Any]:
+    """The old fingerprint, with the new one's setting where that may come out as the old one did.
+
+    `auto` is looked at once the engine stands; a setting given now may be what `auto` came out as then.
+    """
+    engine, engine_now = dict(old.get("engine", {})), new.get("engine", {})
+    for name in BY_FLAG:
+        if name in resolved and engine_now.get(name) in ("auto", resolved[name]):
+            engine[name] = engine_now[name]
+    return {**old, "engine": engine}
+
+
+def keep_arithmetic(manifest_path: Path, engine: Engine, num_stored: int, observer: JobObserver) -> None:
+    """Hold what the engine's settings came out as against the rows that are stored already, and write it down."""
+    manifest = try_read_manifest(manifest_path)
+    if manifest is None:
+        return
+    settings = engine.settings
+    now = {name: settings[name] for name in (*BY_FLAG, BY_MACHINE) if name in settings}
+    now[LONGEST] = min(engine.limits.max_model_len, engine.limits.pool_tokens + 1)
+    now, before = normal(now), manifest.resolved
+    if num_stored and before:
+        for name in (*BY_FLAG, BY_MACHINE):
+            if before.get(name) != now.get(name):
+                raise OutputConflict(
+                    f"the finished rows were computed with {name} {before.get(name)}; on this machine it is {now.get(name)}, "
+                    f"which may change texts: {_way_back(name, str(before.get(name)))}, or start afresh with --overwrite"
+                )
+        if before.get(LONGEST) != now[LONGEST]:
+            observer.warn(
+                f"the KV pool and context hold rows of {now[LONGEST]:,} tokens, {before.get(LONGEST, 0):,} when the job began: "
+                "answers that were cut there are as long as the pool of their run"
+            )
+        if settings.get("batch_invariant") is False:
+            observer.note("on this device a text may depend on the rows beside it: a resumed job may differ from one in one go")
+    if before != now:
+        replace(manifest, resolved=now).write(manifest_path)
+
+
+def _way_back(name: str, value: str) -> str:
+    if name != BY_MACHINE:
+        return f"go on with --{name.replace('_', '-')} {value}"
+    if value == "native":
+        return "go on where the native kernel runs (batchinfer doctor says what it lacks here)"
+    return "go on with BATCHINFER_NATIVE=off in the environment"
