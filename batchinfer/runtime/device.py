@@ -15,6 +15,7 @@ from batchinfer.layers.linear import Pack, pack_dense, pack_onednn_bf16
 from batchinfer.machine import read_machine
 from batchinfer.ops.cpu import CPU
 from batchinfer.ops.native.library import load_native
+from batchinfer.ops.native.rowwise import native_ops
 from batchinfer.ops.table import REFERENCE, Choice, Ops
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
@@ -44,11 +45,22 @@ def choose_target(device: str, dtype: str, checkpoint_dtype: str, quantised: boo
     choices = [Choice("device", place.type, place_reason), Choice("dtype", name, dtype_reason)]
     pack, matmul = _pack(place, name)
     choices.append(matmul)
-    plain = ("rms_norm", "silu_and_mul", "rotary")
-    choices.extend(Choice(operation, "reference", "plain torch; the only implementation in this version") for operation in plain)
-    on_cpu = place.type == "cpu"
-    choices.append(Choice("argmax", "numpy" if on_cpu else "reference", "vectorised" if on_cpu else "torch"))
-    return ComputeTarget(place, name, pack, CPU if on_cpu else REFERENCE, tuple(choices))
+    ops, replaced = _ops(place)
+    return ComputeTarget(place, name, pack, ops, (*choices, *replaced))
+
+
+def _ops(device: torch.device) -> tuple[Ops, list[Choice]]:
+    """The device's table of operations, and why."""
+    rowwise = ("rms_norm", "silu_and_mul", "rotary")
+    if device.type != "cpu":
+        return REFERENCE, [
+            Choice(name, "reference", "plain torch; the only one for this device in this version") for name in (*rowwise, "argmax")
+        ]
+    argmax = Choice("argmax", "numpy", "vectorised")
+    native = load_native()
+    if native.library is None:
+        return CPU, [*(Choice(name, "reference", native.reason) for name in rowwise), argmax]
+    return native_ops(native.library), [*(Choice(name, "native", native.reason) for name in rowwise), argmax]
 
 
 def choose_attention(kv: KVCache, device: torch.device) -> tuple[AttentionBackend, Choice]:

@@ -1,7 +1,7 @@
 """Builds the native library once per processor, compiler and torch, and loads it.
 
-The source needs no torch headers: it calls one function of torch's stable C interface (its thread pool), and gets
-plain pointers through ctypes.
+The sources need no torch headers: they call torch's stable C interface for its thread pool, and get plain
+pointers through ctypes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -19,7 +20,9 @@ import torch
 from batchinfer.config import cache_root
 from batchinfer.machine import read_machine
 
-SOURCE = Path(__file__).with_name("attention.cpp")
+FOLDER = Path(__file__).parent
+SOURCES = ("attention.cpp", "rowwise.cpp")
+HEADERS = ("vector.h",)
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno")
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_TIMEOUT_S = 120
@@ -33,6 +36,7 @@ class NativeLibrary:
     reason: str
 
 
+@cache
 def load_native() -> NativeLibrary:
     """Load the library, building it if this machine has not built it yet. Never raises: the reason says what failed."""
     if os.environ.get("BATCHINFER_NATIVE", "on").lower() in ("off", "0", "no"):
@@ -41,7 +45,7 @@ def load_native() -> NativeLibrary:
         return NativeLibrary(None, "this processor has neither AVX2 nor AVX-512")
     compiler = os.environ.get("CXX") or next((name for name in COMPILERS if shutil.which(name)), None)
     if compiler is None:
-        return NativeLibrary(None, "no C++ compiler found; install g++ to speed attention up several times")
+        return NativeLibrary(None, "no C++ compiler found; install g++ for a faster run")
     try:
         return NativeLibrary(ctypes.CDLL(str(_built(compiler))), f"built with {compiler} for this processor")
     except subprocess.CalledProcessError as err:
@@ -53,16 +57,27 @@ def load_native() -> NativeLibrary:
 def _built(compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT_S).stdout
     machine = read_machine()
-    facts = (SOURCE.read_text(), version, " ".join(FLAGS), torch.__version__, machine.cpu, " ".join(machine.cpu_features))
+    sources = [(FOLDER / name).read_text() for name in SOURCES + HEADERS]
+    facts = (*sources, version, " ".join(FLAGS), torch.__version__, machine.cpu, " ".join(machine.cpu_features))
     key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
-    target = cache_root() / "native" / f"attention-{key}.so"
+    target = cache_root() / "native" / f"batchinfer-{key}.so"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     libraries = Path(torch.__file__).parent / "lib"
     scratch = target.with_suffix(f".{os.getpid()}.tmp")
     try:
-        command = [compiler, *FLAGS, "-o", str(scratch), str(SOURCE), f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"]
+        command = [
+            compiler,
+            *FLAGS,
+            "-o",
+            str(scratch),
+            *(str(FOLDER / name) for name in SOURCES),
+            f"-L{libraries}",
+            "-ltorch_cpu",
+            "-lc10",
+            f"-Wl,-rpath,{libraries}",
+        ]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT_S)
         scratch.replace(target)  # whole or not at all: two first runs may build side by side
     finally:
