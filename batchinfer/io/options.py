@@ -60,6 +60,8 @@ class InputOptions:
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for values that can never work."""
+        if not self.input:
+            raise ConfigError("the input's name is empty; give a file, a folder, or - for stdin")
         if self.on_too_long in ON_TOO_LONG_LATER:
             raise ConfigError(f"--on-too-long {self.on_too_long} is not supported by this version; use error")
         if self.on_too_long not in ON_TOO_LONG:
@@ -84,7 +86,9 @@ class OutputOptions:
     generated_token_ids: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for a combination that says two things."""
+        """Raise `ConfigError` for an empty name, or a combination that says two things."""
+        if self.output == "":
+            raise ConfigError("-o: the output's name is empty; give a file name ending in .jsonl or .parquet, or - for stdout")
         if self.keep_columns is not None and self.drop_columns:
             raise ConfigError("--keep-columns and --drop-columns say the same thing twice; give one of them")
         if self.overwrite and self.retry_errors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from batchinfer.errors import ConfigError, OutputConflict, OutputError
 from batchinfer.io.options import Shard
 from batchinfer.io.source import InputFiles, stem_of
 
+LONGEST_ENDING = ".manifest.json.tmp"  # of the names that stand beside an output
 SUFFIXES = (".jsonl", ".ndjson", ".parquet")
 
 
@@ -87,6 +89,7 @@ def is_streamed(given: str | None) -> bool:
 def find_places(given: str | None, files: InputFiles, shard: Shard | None = None) -> Places:
     """The output's place, or an error when nothing can ever be written there."""
     path = Path(given) if given is not None else default_name(files, shard)
+    _check_length(path)
     if path.is_dir():
         raise OutputConflict(f"{path}: the output is a folder; give a file name ending in .jsonl or .parquet")
     if path.suffix.lower() not in SUFFIXES:
@@ -97,9 +100,22 @@ def find_places(given: str | None, files: InputFiles, shard: Shard | None = None
         raise OutputError(f"{path}: the folder {path.parent} does not exist; make it first")
     if path.is_symlink():  # write what the link means, and leave the link alone
         path = Path(os.path.realpath(path))
+        _check_length(path)
         if not path.parent.is_dir():
             raise OutputError(f"{path}: the link's folder {path.parent} does not exist")
     return Places(path)
+
+
+def _check_length(path: Path) -> None:
+    """Raise `ConfigError` when the file system has no room for the name and for those beside it."""
+    try:
+        os.lstat(f"{path}{LONGEST_ENDING}")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError(
+                f"-o {str(path)[:60]}...: the name is too long for the file system: {len(os.fsencode(path.name)):,} bytes, and working "
+                f"files beside it need {len(LONGEST_ENDING)} more; give a shorter one"
+            ) from None
 
 
 def _same_file(path: Path, source: Path) -> bool:

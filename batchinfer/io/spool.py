@@ -27,8 +27,11 @@ def spool(files: InputFiles, path: Path) -> Spooled:
     """Write everything that the pipe gives to `path`."""
     digest = blake2b(digest_size=16)
     size = 0
+    is_stdin = str(files.paths[0]) == "/dev/stdin"
+    if is_stdin and sys.__stdin__ is None:
+        raise InputFileError("-: stdin is closed; pipe rows into it, or give a file")
     try:
-        source = sys.stdin.fileno() if str(files.paths[0]) == "/dev/stdin" else os.open(files.paths[0], os.O_RDONLY)
+        source = sys.stdin.fileno() if is_stdin else os.open(files.paths[0], os.O_RDONLY)
     except (OSError, ValueError, AttributeError) as error:
         raise InputFileError(f"{files.paths[0]}: cannot be read: {error}") from None
     with written_whole(path) as file:

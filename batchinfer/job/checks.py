@@ -61,6 +61,14 @@ def unseen(output: OutputOptions, stream: RowStream) -> list[str]:
     ]
 
 
+def no_rows(stream: RowStream) -> str:
+    """Why there is nothing to do: an empty input, or none of its rows was asked for."""
+    name = stream.options.input
+    if next(iter(stream.source.rows(0, 1)), None) is None:
+        return f"{name}: 0 rows found"
+    return f"{name}: 0 rows chosen (--limit, --offset, --shard)"
+
+
 def first_rows(count: int) -> str:
     """The rows that were looked at, in words."""
     return "the first row" if count == 1 else f"the first {count:,} rows"

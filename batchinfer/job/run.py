@@ -27,13 +27,13 @@ from batchinfer.io.rebuild import rebuild_openai_partial, rebuild_partial
 from batchinfer.io.results import ResultColumns
 from batchinfer.io.source import InputFiles, find_files, identity_of, open_source
 from batchinfer.io.spool import spool
-from batchinfer.job.checks import check_kept, check_openai, say_found, unseen
+from batchinfer.job.checks import check_kept, check_openai, no_rows, say_found, unseen
 from batchinfer.job.generate import Asked, Generation, Outside, Store
 from batchinfer.job.progress import Tally
 from batchinfer.job.records import JobObserver, JobParts, JobReport, NullObserver
 from batchinfer.job.rows_in import JobRows, RowStream, note_on_models, open_rows
 from batchinfer.job.signals import Interrupted, interruptible
-from batchinfer.job.stream_out import OrderedStream, Outlet, ReaderGone, UnorderedStream
+from batchinfer.job.stream_out import OrderedStream, Outlet, ReaderGone, UnorderedStream, check_stream
 from batchinfer.job.watchdog import Watchdog, briefly, say_last
 from batchinfer.job.workplace import (
     AskedModel,
@@ -140,7 +140,7 @@ class Job:
         if outlet is not None:
             store.out = UnorderedStream(join, outlet) if self.asked.output.unordered else OrderedStream(join, outlet)
         if model is None:
-            self.report.message = f"{self.asked.input.input}: 0 rows found"
+            self.report.message = no_rows(stream)
         else:
             assert self._rows is not None
             self._generation = Generation(self.asked, self._outside, self._rows, store, self.watchdog)
@@ -158,6 +158,7 @@ class Job:
         given = None if output.output is None or self._streams else Path(output.output)
         files = find_files(options.input, given)
         if self._streams:
+            check_stream(output.output or "-")
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batchinfer-")))
             places = Places(self._scratch / "stream.jsonl")
         elif output.unordered:

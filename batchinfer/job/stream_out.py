@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from batchinfer.errors import OutputError
 from batchinfer.io.join import Join
@@ -13,6 +14,15 @@ from batchinfer.io.record import InputRow
 
 class ReaderGone(Exception):
     """Whoever read our output has gone away."""
+
+
+def check_stream(path: str) -> None:
+    """Raise `OutputError` when stdout, where it is the output, was closed when the process started.
+
+    Its number then belongs to the first file that is opened, so this is not for `os.dup` to find out.
+    """
+    if path == "-" and sys.__stdout__ is None:
+        raise OutputError("-o -: stdout is closed; give it somewhere to go, or a file with -o")
 
 
 class Outlet:

@@ -255,3 +255,14 @@ def test_an_engine_that_breaks_while_it_unwinds_hides_no_signal(tmp_path: Path, 
     assert report.exit_code == 128 + signum
     assert (report.num_rows, report.rows_total) == (24, len((tmp_path / "out.jsonl.partial").read_bytes().splitlines()))
     assert report.seconds.run > 0
+
+
+@pytest.mark.parametrize(("arguments", "number", "named"), [(("IN", "-"), 1, b"stdout is closed"), (("-", "OUT"), 0, b"stdin is closed")])
+def test_streams_that_are_closed(tmp_path: Path, source: Path, arguments: tuple[str, str], number: int, named: bytes) -> None:
+    """Whatever file comes to have the stream's number is not written to or read from."""
+    places = {"IN": str(source), "OUT": str(tmp_path / "out.jsonl")}
+    process = start(*(places.get(name, name) for name in arguments), preexec_fn=lambda: os.close(number))
+    _, told = process.communicate(timeout=60)
+    assert process.returncode not in (0, 3)
+    assert named in told
+    assert leftovers(tmp_path / "out.jsonl") == []

@@ -113,3 +113,15 @@ def test_folder_of_two_kinds(tmp_path: Path, world: World) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": "a"}])
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "b.parquet")
     refused(world, tmp_path, tmp_path / "out.jsonl", match="more than one kind")
+
+
+def test_names_that_are_empty_or_too_long(tmp_path: Path, source: Path, world: World) -> None:
+    assert refused(world, "", tmp_path / "out.jsonl", match="the input's name is empty").exit_code == 2
+    assert refused(world, source, "", match="-o: the output's name is empty").exit_code == 2
+    for length in (232, 249, 300, 5000):
+        output = tmp_path / ("x" * length + ".jsonl")
+        assert refused(world, source, output, match="too long for the file system").exit_code == 2
+    long = write_jsonl(tmp_path / ("y" * 240 + ".jsonl"), [{"prompt": "a"}])
+    assert refused(world, long, match="too long for the file system").exit_code == 2
+    assert leftovers(source) == []
+    world.run(source, tmp_path / ("x" * 231 + ".jsonl"))
