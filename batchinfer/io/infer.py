@@ -123,13 +123,14 @@ class ColumnTypes:
     def schema(self) -> pa.Schema:
         """Arrow schema; mixed columns are strings of JSON."""
         fields = []
+        shown = distinct([*self.columns])
         for name, observed in self.columns.items():
             try:
                 kind = pa.string() if observed is None else observed.arrow_type()
             except Mixed:
                 self.columns[name] = None
                 kind = pa.string()
-            fields.append(pa.field(printable(name), kind))
+            fields.append(pa.field(shown[name], kind))
         return pa.schema(fields)
 
     def array(self, name: str, values: list[Any]) -> pa.Array:
@@ -151,6 +152,21 @@ MISSING = Observed()
 def printable(name: str) -> str:
     """A column name that UTF-8 can hold."""
     return name.encode("utf-8", "backslashreplace").decode()
+
+
+def distinct(names: list[str]) -> dict[str, str]:
+    """Each name as UTF-8 can hold it; one that would then read like another gets a number."""
+    shown = {name: name for name in names if printable(name) == name}
+    taken = set(shown)
+    for name in names:
+        if name in shown:
+            continue
+        text, number = printable(name), 2
+        while text in taken:
+            text, number = f"{printable(name)}_{number}", number + 1
+        shown[name] = text
+        taken.add(text)
+    return shown
 
 
 def _whole_characters(value: Any) -> Any:
