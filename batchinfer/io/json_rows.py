@@ -61,7 +61,9 @@ class JsonParser:
         except StopIteration as stop:
             raise InputError(f"not JSON: expected a value at column {stop.value + 1}", "invalid_json") from None
         except json.JSONDecodeError as error:
-            raise InputError(f"not JSON: {error.msg[:1].lower()}{error.msg[1:]} at column {error.pos + 1}", "invalid_json") from None
+            raise InputError(
+                f"not JSON: {error.msg[:1].lower()}{error.msg[1:].removesuffix(' at')} at column {error.pos + 1}", "invalid_json"
+            ) from None
         except RecursionError:
             raise InputError("JSON is nested too deeply", "invalid_json") from None
         except ValueError:  # int() refuses numbers of more than some 4,300 digits

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from batchinfer.core.request import SamplingParams
@@ -11,6 +13,28 @@ from batchinfer.errors import ConfigError, InputError
 KEPT_SETS = 4096  # distinct parameter sets remembered
 PLAIN_BASE = SamplingParams()
 OPENAI_BASE = SamplingParams(temperature=1.0)
+
+
+def plain_number(value: Any) -> Any:
+    """A table's number as Python's own int or float; what is no number stays what it is."""
+    if isinstance(value, Decimal):
+        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    if hasattr(value, "dtype") and hasattr(value, "item"):  # NumPy's
+        return value.item()
+    return value
+
+
+def map_parameters(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Parameters from an Arrow map, whose values share one type: where that is text, numbers are read from it."""
+    given: dict[str, Any] = {}
+    for name, value in items:
+        given[name] = value
+        if isinstance(value, str) and name != "stop":
+            try:
+                given[name] = json.loads(value)
+            except (ValueError, RecursionError):
+                continue  # the refusal shows it as it stands
+    return given
 
 
 class ParamReader:

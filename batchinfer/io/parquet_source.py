@@ -47,7 +47,7 @@ class ParquetSource:
 
     def rows(self, start: int = 0, stop: int | None = None) -> Iterator[InputRow]:
         """Yield rows `start` to `stop` with the chosen columns as values."""
-        for position, file, first_line, batch in self._batches(start, stop, self._used):
+        for position, file, first_row, batch in self._batches(start, stop, self._used):
             name = file.name if len(self.files) > 1 else ""
             columns = [(field.name, python_values(column)) for field, column in zip(batch.schema, batch.columns, strict=True)]
             names = [column_name for column_name, _ in columns]
@@ -56,7 +56,7 @@ class ParquetSource:
             )
             for offset, row in enumerate(cells):
                 self._position = position + offset
-                yield InputRow(position + offset, first_line + offset, name, values=dict(zip(names, row, strict=True)), unit="row")
+                yield InputRow(position + offset, first_row + offset, name, values=dict(zip(names, row, strict=True)), unit="row")
 
     def tables(self, start: int = 0, stop: int | None = None, columns: list[str] | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (position of the first row, batch) in the common schema."""
@@ -71,7 +71,7 @@ class ParquetSource:
         for path, num_rows in zip(self.files, self._rows_in, strict=True):
             if file_start < end and file_start + num_rows > start:
                 for first, batch in _file_batches(path, start - file_start, end - file_start, columns):
-                    yield file_start + first, path, first + 1, batch
+                    yield file_start + first, path, first, batch
             file_start += num_rows
 
     def count(self, start: int = 0, stop: int | None = None) -> int:
@@ -180,7 +180,7 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, columns: list[str]) -> pa
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """The column's cells as Python values: times as text and durations as integers, at any depth.
+    """The column's cells as Python values: times as ISO 8601 text and durations as integers, at any depth.
 
     By type and not by value, so that a file reads alike whatever else stands in it: Python's own times are coarser
     than Arrow's and end in the year 9999.
@@ -191,8 +191,37 @@ def python_values(column: pa.Array) -> list[Any]:
             values: list[Any] = (column if wanted == column.type else column.cast(wanted)).to_pylist()
         except (pa.ArrowException, ValueError, OverflowError):
             continue
-        return values
+        iso = _iso_of(column.type) if temporal == pa.string() else None
+        return values if iso is None else [None if value is None else iso(value) for value in values]
     return [str(column.slice(index, 1)) for index in range(len(column))]
+
+
+def _iso_of(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What gives cells of this type, times in them written as Arrow writes them, their ISO form; None: nothing to do."""
+    if pa.types.is_timestamp(kind):
+        return _iso_time
+    if pa.types.is_dictionary(kind):
+        return _iso_of(kind.value_type)
+    if pa.types.is_struct(kind):
+        inside = {field.name: make for field in kind if (make := _iso_of(field.type)) is not None}
+        return (lambda cell: {name: _applied(inside.get(name), value) for name, value in cell.items()}) if inside else None
+    if pa.types.is_map(kind):
+        of_key, of_item = _iso_of(kind.key_type), _iso_of(kind.item_type)
+        return (lambda cell: [(_applied(of_key, key), _applied(of_item, item)) for key, item in cell]) if of_key or of_item else None
+    if any(is_kind(kind) for is_kind, _ in LISTS):
+        of_value = _iso_of(kind.value_type)
+        return (lambda cell: [_applied(of_value, value) for value in cell]) if of_value else None
+    return None
+
+
+def _applied(make: Callable[[Any], Any] | None, value: Any) -> Any:
+    return value if make is None or value is None else make(value)
+
+
+def _iso_time(text: str) -> str:
+    """`2024-01-02T03:04:05+01:00` for Arrow's `2024-01-02 03:04:05+0100`."""
+    text = text.replace(" ", "T", 1)
+    return f"{text[:-2]}:{text[-2:]}" if text[-5:-4] in ("+", "-") and text[-4:].isdigit() and "T" in text[:-5] else text
 
 
 def _without_times(kind: pa.DataType, temporal: pa.DataType) -> pa.DataType:

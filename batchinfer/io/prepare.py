@@ -79,17 +79,20 @@ class RowPreparer:
         made: list[Request | Result | None] = [None] * len(rows)
         pending: list[_Pending] = []
         for index, row in enumerate(rows):
+            num_given = 0
             try:
                 if row.error is not None:
                     raise row.error
                 assert row.values is not None
                 ask = self._shape.read(row.values)
                 if ask.token_ids is not None:
+                    num_given = len(ask.token_ids)
+                if ask.token_ids is not None:
                     made[index] = self._request(row, ask.token_ids, ask.params)
                 else:
                     pending.append(self._rendered(index, row, ask))
             except InputError as error:
-                made[index] = self._failed(row, error)
+                made[index] = self._failed(row, error, num_given)
             except RecursionError:
                 made[index] = self._failed(row, InputError("the row is nested too deeply", "invalid_request"))
         for raw_prompt in (False, True):
@@ -100,7 +103,7 @@ class RowPreparer:
                         raise ids
                     made[item.index] = self._request(item.row, np.array(ids, dtype=np.int32), item.params)
                 except InputError as error:
-                    made[item.index] = self._failed(item.row, error)
+                    made[item.index] = self._failed(item.row, error, 0 if isinstance(ids, InputError) else len(ids))
         return [item for item in made if item is not None]
 
     def _rendered(self, index: int, row: InputRow, ask: Ask) -> _Pending:
@@ -145,15 +148,15 @@ class RowPreparer:
             raise InputError(f"token id {highest} is beyond the vocabulary of {size:,} tokens", "invalid_token_id")
         return Request(row.position, ids, params)
 
-    def _failed(self, row: InputRow, error: InputError) -> Result:
+    def _failed(self, row: InputRow, error: InputError, num_tokens: int = 0) -> Result:
         """The row's error, saying where the row stands unless the message does already."""
         place, message = row.place, str(error)
         if message.startswith(place):
-            return Result.failed(row.position, error)
+            return Result.failed(row.position, error, num_tokens)
         values = row.values or {}
         known = next((values[name] for name in self._rendering.id_columns if values.get(name) is not None), None)
         where = place if known is None else f"{place} (id {known!r:.60})"
-        return Result.failed(row.position, InputError(f"{where}: {message}", error.code))
+        return Result.failed(row.position, InputError(f"{where}: {message}", error.code), num_tokens)
 
 
 def _too_long(tokens: str, limit: int) -> InputError:

@@ -13,7 +13,8 @@ from batchinfer.errors import InputError
 class InputRow:
     """One row: where it stands, its bytes (line formats only), and once parsed its columns or why it has none.
 
-    `position` counts rows of the whole input from 0; `line` is the physical line (or table row) from 1.
+    `position` counts rows of the whole input from 0; `line` is the physical line from 1, or the table row
+    from 0 in its file.
     `plain` promises that `raw` is strict JSON with no key twice, so that it may be copied to the output as it is.
     """
 

@@ -42,9 +42,8 @@ class ResultColumns:
                 f'"num_input_tokens":{result.num_prompt_tokens},"num_generated_tokens":{len(result.token_ids)},"error":null'
             )
         else:
-            num_input = result.num_prompt_tokens or "null"
             text = (
-                f'"generated_text":null,"finish_reason":"{FinishReason.ERROR.value}","num_input_tokens":{num_input},'
+                f'"generated_text":null,"finish_reason":"{FinishReason.ERROR.value}","num_input_tokens":{result.num_prompt_tokens},'
                 f'"num_generated_tokens":0,"error":{{"code":{_quoted(error.code)},"message":{_quoted(error.message)}}}'
             )
         if self.token_ids:

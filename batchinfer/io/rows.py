@@ -12,7 +12,7 @@ from batchinfer.core.request import PARAMETER_NAMES, SamplingParams
 from batchinfer.errors import InputError, InputFileError
 from batchinfer.io.messages import clean_messages
 from batchinfer.io.options import InputOptions
-from batchinfer.io.params import ParamReader
+from batchinfer.io.params import ParamReader, map_parameters, plain_number
 from batchinfer.io.record import InputRow
 
 PARAMS_COLUMN = "sampling_params"
@@ -136,11 +136,15 @@ class PlainRows:
         inside = values.get(PARAMS_COLUMN)
         if inside is not None:
             given = {**self._inside(inside), **given}
+        if self._json_cells:
+            given = {name: plain_number(value) for name, value in given.items()}
         return self._params.read(given)
 
     def _inside(self, inside: Any) -> dict[str, Any]:
         if self._json_cells:
             inside = _from_json(inside, PARAMS_COLUMN)
+            if isinstance(inside, list) and all(isinstance(item, tuple) for item in inside):  # an Arrow map
+                inside = map_parameters(inside)
         if not isinstance(inside, dict):
             raise InputError(f"{PARAMS_COLUMN} must be an object, got {type(inside).__name__}", "invalid_parameter")
         return inside

@@ -60,16 +60,21 @@ class Store:
     out: OrderedStream | UnorderedStream | None = None
     manifest: Path | None = None  # None: a streamed output has none
     seconds: float = 0.0
-    pending: dict[int, tuple[str, bool, InputRow | None]] = field(default_factory=dict)  # rows on their way: digest, `plain`, the row
+    pending: dict[int, tuple[str, bool, str, InputRow | None]] = field(default_factory=dict)  # on their way: digest, `plain`, place, row
 
     def expect(self, row: InputRow) -> None:
         """Remember what must be stored beside the row's result."""
-        self.pending[row.position] = (row.digest(), row.plain, row if isinstance(self.out, UnorderedStream) else None)
+        self.pending[row.position] = (row.digest(), row.plain, row.place, row if isinstance(self.out, UnorderedStream) else None)
+
+    def placed(self, row: int, message: str) -> str:
+        """The message with the row's place before it, where that does not stand there already."""
+        place = self.pending[row][2]
+        return message if message.startswith(place) else f"{place}: {message}"
 
     def put(self, result: Result, fragment: str) -> None:
         """Store a result; it is safe from the end of this call on."""
         began = perf_counter()
-        digest, plain, row = self.pending.pop(result.row)
+        digest, plain, _, row = self.pending.pop(result.row)
         if isinstance(self.out, UnorderedStream):
             assert row is not None
             self.out.emit(row, PartialRow(result.row, digest, plain, fragment.encode("utf-8", "backslashreplace")))
@@ -190,7 +195,7 @@ class Generation:
         for result in results:
             self._watchdog.working(False)  # a reader of ours may take as long as it likes
             if result.error is not None and self._asked.input.strict:  # not stored: it must fail again when the job is repeated
-                raise StrictError(f"--strict: row {result.row:,} failed: {result.error.message} ({result.error.code})")
+                raise StrictError(f"--strict: {store.placed(result.row, result.error.message)} ({result.error.code})")
             store.put(result, columns.fragment(result))
             if result.error is None and not shown:
                 shown = True

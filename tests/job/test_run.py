@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -366,7 +368,7 @@ def test_a_folder_of_tables_with_different_columns(tmp_path: Path, world: World)
     assert out["prompt"].to_pylist() == ["a1", "a2", "b1", None]
     assert out["id"].to_pylist() == [1.0, 2.0, 3.5, None]
     assert out["extra"].to_pylist() == [None, None, None, "late"]
-    assert out["error"].to_pylist()[3]["message"].startswith("c.parquet row 1")
+    assert out["error"].to_pylist()[3]["message"].startswith("c.parquet row 0")
     world.run(folder, tmp_path / "out.jsonl")
     assert [row["extra"] for row in read_jsonl(tmp_path / "out.jsonl")] == [None, None, None, "late"]
 
@@ -379,3 +381,74 @@ def test_an_empty_object_however_padded(tmp_path: Path, padding: int) -> None:
     assert next(iter(first)) == "generated_text"
     assert first["error"] is not None
     assert second["error"] is None
+
+
+def test_names_that_read_alike_stay_apart(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ['{"prompt":"x","\\\\udc80":1,"\\udc80":2,"\\\\udc80_2":3}'])
+    World().run(source, tmp_path / "out.parquet")
+    row = pq.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    assert [row["\\udc80"], row["\\udc80_3"], row["\\udc80_2"]] == [1, 2, 3]
+
+
+def test_places_of_bad_rows(tmp_path: Path) -> None:
+    """Lines are counted from 1, as editors do; rows of tables from 0, as the report's positions are."""
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "x"}, '{"prompt":"a\tb"}'])
+    World().run(tmp_path / "a.jsonl", tmp_path / "a.out.jsonl")
+    message = read_jsonl(tmp_path / "a.out.jsonl")[1]["error"]["message"]
+    assert message == "line 2: not JSON: invalid control character at column 13"
+    pq.write_table(pa.table({"prompt": ["x", "", "y"]}), tmp_path / "b.parquet")
+    report = World().run(tmp_path / "b.parquet", tmp_path / "b.out.jsonl")
+    assert report.failed_positions == [(1, 1)]
+    assert report.first_errors == ["empty_prompt: row 1: prompt is empty"]
+    with pytest.raises(BatchInferError, match=r"^--strict: row 1: prompt is empty \(empty_prompt\)$"):
+        World().run(tmp_path / "b.parquet", tmp_path / "c.out.jsonl", strict=True)
+
+
+def test_counts_of_failed_rows_are_counts(tmp_path: Path) -> None:
+    """Data frames keep integer columns; what is known of a prompt that was too long is told."""
+    rows: list[Any] = [{"prompt_token_ids": [1] * 250}, {"prompt": "x" * 250}, {"prompt": ""}, "no JSON", {"prompt": "y"}]
+    World().run(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", chat=False)
+    out = read_jsonl(tmp_path / "out.jsonl")
+    assert [row["num_input_tokens"] for row in out] == [250, 0, 0, 0, 1]
+    assert [row["num_generated_tokens"] for row in out] == [0, 0, 0, 0, 6]
+
+
+def test_nothing_found_and_nothing_chosen(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": "x"}])
+    assert "0 rows chosen" in World().run(source, tmp_path / "a.jsonl", limit=0).message
+    assert "0 rows chosen" in World().run(source, tmp_path / "b.jsonl", offset=9).message
+    assert "0 rows found" in World().run(write_jsonl(tmp_path / "empty.jsonl", []), tmp_path / "c.jsonl", limit=1).message
+
+
+def test_times_are_iso_8601(tmp_path: Path) -> None:
+    when = pa.array([1_704_164_645_000], pa.int64())
+    table = {
+        "prompt": ["x"],
+        "at": when.cast(pa.timestamp("ms")),
+        "utc": when.cast(pa.timestamp("ms", "UTC")),
+        "there": when.cast(pa.timestamp("ms", "+05:30")),
+        "day": when.cast(pa.timestamp("ms")).cast(pa.date32()),
+        "inside": pa.array([{"list": [when.cast(pa.timestamp("ms"))[0].as_py(), None], "text": "a b"}]),
+    }
+    pq.write_table(pa.table(table), tmp_path / "in.parquet")
+    World().run(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    row = read_jsonl(tmp_path / "out.jsonl")[0]
+    assert (row["at"], row["utc"]) == ("2024-01-02T03:04:05.000", "2024-01-02T03:04:05.000Z")
+    assert (row["there"], row["day"]) == ("2024-01-02T08:34:05.000+05:30", "2024-01-02")
+    assert row["inside"] == {"list": ["2024-01-02T03:04:05.000000", None], "text": "a b"}
+
+
+def test_parameters_as_tables_hold_them(tmp_path: Path) -> None:
+    """Decimals, maps of numbers, maps of text."""
+    floats, texts = pa.map_(pa.string(), pa.float64()), pa.map_(pa.string(), pa.string())
+    tables = {
+        "decimal": {"max_tokens": pa.array([Decimal("3.00")], pa.decimal128(9, 2)), "temperature": pa.array([Decimal("0.50")])},
+        "floats": {"sampling_params": pa.array([[("max_tokens", 3.0), ("temperature", 0.5)]], floats)},
+        "texts": {"sampling_params": pa.array([[("max_tokens", "3"), ("temperature", "0.5"), ("stop", "1")]], texts)},
+    }
+    for name, columns in tables.items():
+        pq.write_table(pa.table({"prompt": ["x"], **columns}), tmp_path / f"{name}.parquet")
+        World().run(tmp_path / f"{name}.parquet", tmp_path / f"{name}.jsonl")
+        row = read_jsonl(tmp_path / f"{name}.jsonl")[0]
+        assert row["error"] is None
+        assert row["num_generated_tokens"] == 3
