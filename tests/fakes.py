@@ -104,7 +104,9 @@ def make_engine(setup: Setup) -> Engine:
         scheduler.forecast = Optimist()
     model = HistoryModel(table, setup.block_size, setup.num_tokens, setup.budget if setup.chunked else None)
     limits = EngineLimits(setup.max_model_len, pool_tokens, setup.max_num_seqs, setup.budget, setup.block_size, setup.blocks, 1)
-    return Engine(ControlPlane(scheduler, memory, stopper, NoDrafts()), DataPlane(model, model, model), limits, setup.vocabulary, EngineFacts())
+    return Engine(
+        ControlPlane(scheduler, memory, stopper, NoDrafts()), DataPlane(model, model, model), limits, setup.vocabulary, EngineFacts()
+    )
 
 
 def request(row: int, prompt: list[int] | str, **params: object) -> Request:

@@ -19,7 +19,12 @@ POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Norm(ctypes.Structure):
-    _fields_ = [*((name, POINTER) for name in ("x", "residual", "weight", "out", "total")), ("rows", COUNT), ("size", COUNT), ("eps", ctypes.c_float)]
+    _fields_ = [
+        *((name, POINTER) for name in ("x", "residual", "weight", "out", "total")),
+        ("rows", COUNT),
+        ("size", COUNT),
+        ("eps", ctypes.c_float),
+    ]
 
 
 class _Gate(ctypes.Structure):
