@@ -42,9 +42,10 @@ def keep_arithmetic(manifest_path: Path, engine: Engine, num_stored: int, observ
     if num_stored and before:
         for name in (*BY_FLAG, BY_MACHINE):
             if before.get(name) != now.get(name):
+                was, is_now = (str(found.get(name)).partition(",")[0] for found in (before, now))
                 raise OutputConflict(
-                    f"the finished rows were computed with {name} {before.get(name)}; on this machine it is {now.get(name)}, "
-                    f"which may change texts: {_way_back(name, str(before.get(name)))}, or start afresh with --overwrite"
+                    f"the finished rows were computed with {name} {was}; now it comes out as {is_now}, "
+                    f"which may change texts: {_way_back(name, was)}, or start afresh with --overwrite"
                 )
         if before.get(LONGEST) != now[LONGEST]:
             observer.warn(
@@ -61,5 +62,5 @@ def _way_back(name: str, value: str) -> str:
     if name != BY_MACHINE:
         return f"go on with --{name.replace('_', '-')} {value}"
     if value == "native":
-        return "go on where the native kernel runs (batchinfer doctor says what it lacks here)"
+        return "go on where the native kernels run, BATCHINFER_NATIVE not being off (batchinfer doctor says what they lack here)"
     return "go on with BATCHINFER_NATIVE=off in the environment"

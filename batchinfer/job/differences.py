@@ -10,6 +10,7 @@ from batchinfer.io.manifest import differences
 
 MAX_DIFFERENCES = 8
 MAX_CHARS = 80
+FOLLOWS = "input.columns.token_ids"  # has no flag: it changes with the two beside it
 FLAGS = {
     "rendering.chat": "--chat/--no-chat",
     "sampling.row_params": "--row-params/--no-row-params",
@@ -23,7 +24,7 @@ FLAGS = {
 
 def said(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Each difference as a phrase: `--temperature was 0.0, is 0.7`."""
-    return [_phrase(path, before, now) for path, before, now in differences(old, new)]
+    return [_phrase(path, before, now) for path, before, now in differences(old, new) if path != FOLLOWS]
 
 
 def listed(phrases: list[str]) -> str:

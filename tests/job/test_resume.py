@@ -172,11 +172,11 @@ def test_another_machine_goes_on_in_the_same_arithmetic_or_not_at_all(tmp_path: 
     with pytest.raises(KeyError):
         Machine(stop_after=12).run(source, output)
     stored = (tmp_path / "out.jsonl.partial").read_bytes()
-    with pytest.raises(OutputConflict, match=r"computed with dtype bf16; on this machine it is float32.*--dtype bf16") as caught:
+    with pytest.raises(OutputConflict, match=r"computed with dtype bf16; now it comes out as float32.*--dtype bf16") as caught:
         Machine({"dtype": "float32"}).run(source, output)
     assert caught.value.exit_code == 2
-    with pytest.raises(OutputConflict, match="attention native; on this machine it is reference"):
-        Machine({"attention": "reference"}).run(source, output)
+    with pytest.raises(OutputConflict, match="attention native; now it comes out as reference"):
+        Machine({"attention": "reference, several times slower"}).run(source, output)
     with pytest.raises(OutputConflict, match="--dtype was"):
         Machine().run(source, output, dtype="float32")
     assert (tmp_path / "out.jsonl.partial").read_bytes() == stored
