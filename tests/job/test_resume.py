@@ -339,3 +339,16 @@ def test_a_retry_can_succeed(tmp_path: Path, source: Path, whole: bytes) -> None
     assert world.rows_run == failed - 5
     assert report.rows_done_before == 40 - failed
     assert report.failed_positions == [(i, i) for i in range(0, 40, 9)]
+
+
+def test_another_pool_is_told(tmp_path: Path, source: Path) -> None:
+    """Rows that outgrow the pool are cut where it ends."""
+    output, manifest = tmp_path / "out.jsonl", tmp_path / "out.jsonl.manifest.json"
+    stop_early(source, output)
+    record = json.loads(manifest.read_bytes())
+    assert record["resolved"]["longest_row"] == 200
+    record["resolved"]["longest_row"] = 97
+    manifest.write_text(json.dumps(record))
+    world = World()
+    world.run(source, output)
+    assert any("hold rows of 200 tokens, 97 when the job began" in note for note in world.notes)
