@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
 
+KERNELS_THAT_ROUND = ("attention", "rms_norm", "silu_and_mul", "rotary")  # another implementation may change a last bit
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
 CUDA_DEFAULTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 32}
 
@@ -250,7 +251,7 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
         "dtype": target.dtype_name,
         "quantization": config.quantization,
         "kv_cache_dtype": _kv_dtype(config, target),
-        **{choice.operation: choice.chosen for choice in data.choices if choice.operation == "attention"},
+        **{choice.operation: choice.chosen for choice in (*target.choices, *data.choices) if choice.operation in KERNELS_THAT_ROUND},
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,

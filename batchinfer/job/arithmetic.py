@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from batchinfer.engine import Engine
 
 BY_FLAG = ("device", "dtype", "kv_cache_dtype")
-BY_MACHINE = "attention"
+BY_MACHINE = ("attention", "rms_norm", "silu_and_mul", "rotary")
 LONGEST = "longest_row"
 
 
@@ -36,11 +36,11 @@ def keep_arithmetic(manifest_path: Path, engine: Engine, num_stored: int, observ
     if manifest is None:
         return
     settings = engine.settings
-    now = {name: settings[name] for name in (*BY_FLAG, BY_MACHINE) if name in settings}
+    now = {name: settings[name] for name in (*BY_FLAG, *BY_MACHINE) if name in settings}
     now[LONGEST] = min(engine.limits.max_model_len, engine.limits.pool_tokens + 1)
     now, before = normal(now), manifest.resolved
     if num_stored and before:
-        for name in (*BY_FLAG, BY_MACHINE):
+        for name in (*BY_FLAG, *BY_MACHINE):
             if before.get(name) != now.get(name):
                 was, is_now = (str(found.get(name)).partition(",")[0] for found in (before, now))
                 raise OutputConflict(
@@ -59,7 +59,7 @@ def keep_arithmetic(manifest_path: Path, engine: Engine, num_stored: int, observ
 
 
 def _way_back(name: str, value: str) -> str:
-    if name != BY_MACHINE:
+    if name not in BY_MACHINE:
         return f"go on with --{name.replace('_', '-')} {value}"
     if value == "native":
         return "go on where the native kernels run, BATCHINFER_NATIVE not being off (batchinfer doctor says what they lack here)"

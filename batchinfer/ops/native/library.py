@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 SOURCES = ("attention.cpp", "rowwise.cpp")
 HEADERS = ("vector.h",)
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno")
-COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("g++", "c++")  # the sources use GCC's vector shuffles
 BUILD_TIMEOUT_S = 120
 
 
@@ -36,7 +36,6 @@ class NativeLibrary:
     reason: str
 
 
-@cache
 def load_native() -> NativeLibrary:
     """Load the library, building it if this machine has not built it yet. Never raises: the reason says what failed."""
     if os.environ.get("BATCHINFER_NATIVE", "on").lower() in ("off", "0", "no"):
@@ -45,7 +44,12 @@ def load_native() -> NativeLibrary:
         return NativeLibrary(None, "this processor has neither AVX2 nor AVX-512")
     compiler = os.environ.get("CXX") or next((name for name in COMPILERS if shutil.which(name)), None)
     if compiler is None:
-        return NativeLibrary(None, "no C++ compiler found; install g++ for a faster run")
+        return NativeLibrary(None, "no g++ found; install it for a faster run")
+    return _load(compiler)
+
+
+@cache
+def _load(compiler: str) -> NativeLibrary:
     try:
         return NativeLibrary(ctypes.CDLL(str(_built(compiler))), f"built with {compiler} for this processor")
     except subprocess.CalledProcessError as err:
