@@ -29,7 +29,7 @@ def why_not_native(spec: AttnSpec, block_size: int) -> str | None:
         return f"head_dim {spec.head_dim} is not a multiple of 16 up to {MAX_DIM}"
     if QUERIES_PER_ITEM * spec.num_heads // spec.num_kv_heads > MAX_ROWS:
         return f"{spec.num_heads // spec.num_kv_heads} query heads share a key head; at most {MAX_ROWS // QUERIES_PER_ITEM} do natively"
-    return None if block_size % 8 == 0 else f"block size {block_size} is not a multiple of 8"
+    return None if block_size & (block_size - 1) == 0 else f"block size {block_size} is not a power of two"
 
 
 class NativeAttention:

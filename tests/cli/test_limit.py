@@ -84,10 +84,14 @@ def test_the_gap_is_told_by_size() -> None:
     assert [reason.split("%")[0] for reason in reasons] == ["70", "20", "10", "5.0"]
 
 
-def test_rates_are_measured_once_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_measured_a_few_times_and_the_best_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATCHINFER_CACHE", str(tmp_path))
     first = machine_rates("float32")
-    assert (first.source, machine_rates("float32")) == ("measured", first)
+    assert first.source == "measured"
+    for _ in range(3):
+        known = machine_rates("float32")
+    assert machine_rates("float32") == known
+    assert known.flops >= first.flops
     assert first.flops > 1e8
     assert first.bytes > 1e8
     better = machine_rates("float32", again=True)

@@ -3,7 +3,7 @@
 // maximum and sum (FlashAttention, arXiv:2205.14135). A row's sums never depend on the rows beside it: every sum runs
 // over d or over t in ascending order, one fused multiply-add at a time.
 //
-// Storage: k, v are [blocks, kv_heads, block_size, head_dim]. head_dim is a multiple of 16, block_size of 8.
+// Storage: k, v are [blocks, kv_heads, block_size, head_dim]. head_dim is a multiple of 16, block_size a power of two.
 
 #include <atomic>
 
@@ -135,13 +135,13 @@ inline void accumulate_all(const float* weights, const float* values, float* out
 template <class Q, class KV>
 struct Attention {
   const Args& a;
-  int group, dim, size;
+  int group, dim, size, shift;
 
-  explicit Attention(const Args& args) : a(args), group(int(args.heads / args.kv_heads)), dim(int(args.dim)), size(int(args.block_size)) {}
+  explicit Attention(const Args& args) : a(args), group(int(args.heads / args.kv_heads)), dim(int(args.dim)), size(int(args.block_size)), shift(__builtin_ctzll(args.block_size)) {}
 
   const KV* block(const void* cache, const Span& span, int64_t token, int64_t head) const {
-    const int64_t id = span.blocks[token / size];
-    return static_cast<const KV*>(cache) + ((id * a.kv_heads + head) * size + token % size) * dim;
+    const int64_t id = span.blocks[token >> shift];
+    return static_cast<const KV*>(cache) + ((id * a.kv_heads + head) * size + (token & (size - 1))) * dim;
   }
 
   void prefetch(const Span& span, int64_t token, int64_t end, int64_t head) const {
@@ -159,10 +159,12 @@ struct Attention {
 
   // Keys of the tile as float columns, values as float rows; tokens past the end are zero.
   void gather(const Span& span, int64_t first, int tokens, int64_t head, Scratch& s) const {
+    const KV* keys[kTile];
+    for (int t = 0; t < tokens; ++t) keys[t] = block(a.k, span, first + t, head);
     for (int t0 = 0; t0 < kTile; t0 += kLanes)
       for (int d = 0; d < dim; d += kLanes) {
         Vec rows[kLanes];
-        for (int t = 0; t < kLanes; ++t) rows[t] = t0 + t < tokens ? load(block(a.k, span, first + t0 + t, head) + d) : Vec{};
+        for (int t = 0; t < kLanes; ++t) rows[t] = t0 + t < tokens ? load(keys[t0 + t] + d) : Vec{};
         transpose(rows);
         for (int i = 0; i < kLanes; ++i) store(s.keys + (d + i) * kTile + t0, rows[i]);
       }
