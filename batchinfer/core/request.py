@@ -14,7 +14,7 @@ from batchinfer.errors import InputError
 GREEDY_EPSILON = 1e-5  # temperatures below are greedy: dividing by less only adds rounding
 MAX_STOP_STRINGS = 64
 MAX_COUNT = 2**31 - 1  # what a column of counts holds
-MAX_TEMPERATURE = 1e6  # far beyond uniform; more only overflows float32
+MAX_TEMPERATURE = 1e30  # uniform long before; float32 overflows at 3.4e38
 MAX_STOP_LENGTH = 4096
 
 
@@ -72,7 +72,7 @@ class SamplingParams:
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _require(0 <= self.min_tokens <= MAX_COUNT, "min_tokens", self.min_tokens, f"from 0 to {MAX_COUNT:,}")
         _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        _require(0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, f"from 0 (greedy) to {MAX_TEMPERATURE:,.0f}")
+        _require(0 <= self.temperature <= MAX_TEMPERATURE, "temperature", self.temperature, f"from 0 (greedy) to {MAX_TEMPERATURE:g}")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (1 is off)")
         _require(-1 <= self.top_k <= MAX_COUNT, "top_k", self.top_k, f"from 1 to {MAX_COUNT:,}, or 0 or -1 for off")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")

@@ -102,3 +102,11 @@ def test_wide_filters_equal_the_whole_sort() -> None:
     probabilities = torch.softmax(logits, -1)
     everything = sampler._choose(*sampler._sorted(logits, probabilities), cols)
     assert torch.equal(few, everything)
+
+
+def test_a_very_hot_row_is_uniform_and_keeps_bans() -> None:
+    logits = torch.randn(4000, 8) * 5
+    logits[:, 3] = -torch.inf
+    drawn = np.bincount(sample(logits, columns(4000, temperature=1e30)).numpy(), minlength=8)
+    assert drawn[3] == 0
+    assert chi_square(np.delete(drawn, 3), np.full(7, 4000 / 7)) < 22.5  # 6 degrees of freedom, p = 0.001
