@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,15 +74,25 @@ class NativeAttention:
             scale=spec.scale,
         )
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv = self._kv.layers[layer]
-            kv.write(written, k, v)
-            q = q.contiguous()
-            out = torch.empty(q.shape[0], spec.num_heads * spec.head_dim, dtype=q.dtype)
-            args.q, args.out, args.k, args.v = q.data_ptr(), out.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr()
-            # `args` points into `arrays`; the closure keeps both alive for as long as the step may run.
-            assert len(arrays["item_span"]) == args.num_items
-            self._call(args, q.dtype is torch.bfloat16, kv.k.dtype is torch.bfloat16)
-            return out
+        return _Step(self._kv, self._call, args, arrays, written)
 
-        return attend
+
+class _Step:
+    """One step's calls. It holds the arrays that `args` points into: they must outlive every layer."""
+
+    def __init__(self, kv: KVCache, call: Any, args: _Args, arrays: dict[str, np.ndarray], written: Tensor) -> None:
+        self._kv = kv
+        self._call = call
+        self._args = args
+        self._arrays = arrays
+        self._written = written
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write k and v, then attend: q [T, heads, D] -> [T, heads * D]."""
+        kv, args = self._kv.layers[layer], self._args
+        kv.write(self._written, k, v)
+        q = q.contiguous()
+        out = torch.empty(q.shape[0], args.heads * args.dim, dtype=q.dtype)
+        args.q, args.out, args.k, args.v = q.data_ptr(), out.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr()
+        self._call(args, q.dtype is torch.bfloat16, kv.k.dtype is torch.bfloat16)
+        return out
