@@ -19,7 +19,8 @@ from batchinfer.io.shrinking import bytes_per_token
 from batchinfer.io.token_bytes import token_bytes
 from batchinfer.model.generation import gguf_eos_ids, read_generation_config
 from batchinfer.weights.gguf import read_gguf
-from batchinfer.weights.source import ModelFiles, read_json, read_json_if_there
+from batchinfer.weights.json_file import read_json
+from batchinfer.weights.source import ModelFiles, read_json_if_there
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MAX_VOCABULARY = 1 << 24

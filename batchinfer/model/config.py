@@ -8,7 +8,8 @@ from typing import Any
 
 from batchinfer.errors import ModelError, UnsupportedModel
 from batchinfer.weights.gguf import read_gguf
-from batchinfer.weights.source import ModelFiles, read_json
+from batchinfer.weights.json_file import read_json
+from batchinfer.weights.source import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)

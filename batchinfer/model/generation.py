@@ -9,7 +9,8 @@ from typing import Any
 from batchinfer.core.request import ALIASES, NOT_YET, PARSERS, SamplingParams
 from batchinfer.errors import InputError, ModelError
 from batchinfer.weights.gguf import GgufHeader, read_gguf
-from batchinfer.weights.source import ModelFiles, read_json, read_json_if_there
+from batchinfer.weights.json_file import read_json
+from batchinfer.weights.source import ModelFiles, read_json_if_there
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 NOISE_KEYS = ("temperature", "top_p", "top_k", "min_p")  # say nothing under greedy decoding

@@ -12,6 +12,7 @@ import numpy as np
 
 from batchinfer.errors import ModelError, UnsupportedModel, WeightMismatch
 from batchinfer.weights.checkpoint import RawTensor, TensorEntry, fill, open_file
+from batchinfer.weights.json_file import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -175,17 +176,7 @@ def _single_file(folder: Path) -> Path:
 
 
 def _read_index(folder: Path, index: Path) -> dict[str, str]:
-    try:
-        with open_file(index) as file:
-            if file.seek(0, 2) > MAX_INDEX_BYTES:
-                raise ModelError(f"{index}: larger than {MAX_INDEX_BYTES:,} bytes; not a weight index")
-            file.seek(0)
-            data = json.loads(file.readall().decode("utf-8"))
-    except OSError as err:
-        raise ModelError(f"{index}: cannot be read: {err.strerror or err}") from err
-    except (ValueError, RecursionError) as err:
-        raise ModelError(f"{index}: not valid JSON: {err}") from err
-    weight_map = data.get("weight_map") if isinstance(data, dict) else None
+    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: has no weight_map")
     for name, shard in weight_map.items():

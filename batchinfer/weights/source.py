@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -23,11 +22,11 @@ from batchinfer.weights.fetch import (
     has_pip,
     hub_token,
 )
+from batchinfer.weights.json_file import read_json
 from batchinfer.weights.safetensors import weight_files
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-MAX_JSON_BYTES = 512 << 20
 SMALL_FILE_BYTES = 32 << 20  # read whole for the fingerprint; larger ones go by size and modification time
 ACCEPTED = "a folder with config.json and safetensors, a .gguf file, an alias, or a hub id (org/name)"
 TEXT_FILES = (
@@ -157,23 +156,6 @@ def _from_hub(name: str, repo: str, revision: str | None) -> ModelFiles:
             f"{repo}: {describe_repository(repo, revision)}; --model takes repositories with config.json and safetensors weights"
         )
     return check_folder(name, folder, revision)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a model's file; `ModelError` names the file when it is none."""
-    try:
-        with open_file(path) as file:
-            if file.seek(0, 2) > MAX_JSON_BYTES:
-                raise ModelError(f"{path}: larger than {MAX_JSON_BYTES:,} bytes; not a model's settings")
-            file.seek(0)
-            data = json.loads(file.readall().decode("utf-8-sig"))
-    except OSError as err:
-        raise ModelError(f"{path}: cannot be read: {err.strerror or err}") from err
-    except (ValueError, RecursionError) as err:
-        raise ModelError(f"{path}: not valid JSON: {err}") from err
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return data
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
