@@ -81,8 +81,9 @@ class KVMemory:
         slots = plan.slots
         table = self.table
         full = np.minimum(table.num_computed[slots], table.num_prompt[slots]) // self.block_size
-        for slot in slots[full > table.published[slots]].tolist():
-            self._publish(slot, int(min(table.num_computed[slot], table.num_prompt[slot])) // self.block_size)
+        fresh = full > table.published[slots]
+        for slot, num_full in zip(slots[fresh].tolist(), full[fresh].tolist(), strict=True):
+            self._publish(slot, num_full)
 
     def release(self, slots: np.ndarray) -> None:
         """Take back the blocks and slots of sequences that end or are preempted."""
