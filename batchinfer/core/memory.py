@@ -123,6 +123,7 @@ class KVMemory:
         self.pool.check(np.concatenate(held) if held else _EMPTY)
         for slot in running.tolist():
             assert table.num_blocks[slot] >= self._blocks_for(table.num_computed[slot])
+            assert table.published[slot] * self.block_size <= table.num_computed[slot], "a block is offered before it is full"
             assert not table.block_table[slot, table.num_blocks[slot] :].any()
             assert table.num_computed[slot] < table.num_tokens[slot] <= table.limit[slot]
         idle = np.setdiff1d(np.arange(table.num_slots), running)
