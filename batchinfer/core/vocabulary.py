@@ -23,7 +23,7 @@ class Vocabulary:
     _shown: list[bytes] = field(init=False, repr=False)  # token_bytes with special tokens blank
 
     def __post_init__(self) -> None:
-        """Blank the special tokens once: a text of 200 tokens is joined in 5 us instead of 60."""
+        """Blank the special tokens once, so that a text is joined without a test for each of its tokens."""
         shown = [b"" if i in self.special_ids else spelling for i, spelling in enumerate(self.token_bytes)]
         object.__setattr__(self, "_shown", shown)
 

@@ -186,7 +186,7 @@ def _attention(findings: Findings) -> None:
     if native.library is not None:
         section.add("cpu", f"native library ({native.reason})")
         return
-    section.add("cpu", f"plain torch, several times slower ({native.reason})")
+    section.add("cpu", f"plain torch, slower ({native.reason})")
     if "BATCHINFER_NATIVE" not in native.reason:
         findings.problems.append(f"the native attention library is not used: {native.reason}")
 

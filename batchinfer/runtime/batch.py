@@ -63,6 +63,6 @@ class RaggedBatchBuilder:
 
 
 def _take(matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """matrix[rows, columns] as int64; one flat index is several times faster than two."""
+    """matrix[rows, columns] as int64."""
     flat: np.ndarray = matrix.reshape(-1).take(rows.astype(np.int64) * matrix.shape[1] + columns, mode="clip")
     return flat.astype(np.int64)

@@ -71,9 +71,7 @@ def choose_attention(kv: KVCache, device: torch.device) -> tuple[AttentionBacken
     native = load_native() if unfit is None else None
     if native is not None and native.library is not None:
         return NativeAttention(kv, native.library), Choice("attention", "native", native.reason)
-    return ReferenceAttention(kv, device), Choice(
-        "attention", "reference, several times slower", unfit or (native.reason if native else "")
-    )
+    return ReferenceAttention(kv, device), Choice("attention", "reference, slower", unfit or (native.reason if native else ""))
 
 
 def _device(wanted: str) -> tuple[torch.device, str]:
