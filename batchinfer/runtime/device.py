@@ -67,11 +67,13 @@ def choose_attention(kv: KVCache, device: torch.device) -> tuple[AttentionBacken
     """The native kernel on a CPU that can build and run it for these shapes, else the reference; says why."""
     if device.type != "cpu":
         return ReferenceAttention(kv, device), Choice("attention", "reference", "plain torch; the only one for this device in this version")
-    unfit = why_not_native(kv.spec, kv.block_size)
-    native = load_native() if unfit is None else None
-    if native is not None and native.library is not None:
-        return NativeAttention(kv, native.library), Choice("attention", "native", native.reason)
-    return ReferenceAttention(kv, device), Choice("attention", "reference, slower", unfit or (native.reason if native else ""))
+    reason = why_not_native(kv.spec, kv.block_size)
+    if reason is None:
+        native = load_native()
+        if native.library is not None:
+            return NativeAttention(kv, native.library), Choice("attention", "native", native.reason)
+        reason = native.reason
+    return ReferenceAttention(kv, device), Choice("attention", "reference, slower", reason)
 
 
 def _device(wanted: str) -> tuple[torch.device, str]:
