@@ -29,13 +29,13 @@ class Linear:
 
 def pack_dense(weight: Tensor, bias: Tensor | None) -> Dense:
     """Keep the weight as it is."""
-    return Dense(weight.contiguous(), bias, weight.shape[0])
+    return Dense(weight.contiguous(), bias)
 
 
 def pack_onednn_bf16(weight: Tensor, bias: Tensor | None) -> OneDnnBf16:
     """Reorder a bf16 weight for oneDNN's matrix kernels."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-    return OneDnnBf16(packed, bias, weight.shape[0])
+    return OneDnnBf16(packed, bias)
 
 
 def fuse(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:

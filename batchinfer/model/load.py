@@ -42,11 +42,6 @@ def iter_weights(files: ModelFiles, config: ModelConfig) -> Iterator[tuple[str, 
     return _stream(checkpoint, sources)
 
 
-def check_weights(files: ModelFiles, config: ModelConfig) -> None:
-    """Judge the checkpoint from its headers alone, as `iter_weights` does before it yields."""
-    _plan(files, config)
-
-
 def _plan(files: ModelFiles, config: ModelConfig) -> tuple[Checkpoint, dict[str, Source]]:
     family = BY_NAME[config.family]
     checkpoint = open_checkpoint(files)

@@ -13,7 +13,6 @@ class Dense:
 
     weight: Tensor
     bias: Tensor | None
-    out_features: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,6 @@ class OneDnnBf16:
 
     packed: Tensor
     bias: Tensor | None
-    out_features: int
 
 
 Layout = Dense | OneDnnBf16

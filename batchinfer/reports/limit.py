@@ -91,7 +91,6 @@ class LimitMeter:
     rates: MachineRates
     steps: int = 0
     least_seconds: float = 0.0
-    step_seconds: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
 
@@ -106,7 +105,6 @@ class LimitMeter:
         prefill = float(dims.attention_flops) * shape.prefill_attention
         logits = float(LOGIT_BYTES * dims.vocab_size * shape.num_logits)
         self.steps += 1
-        self.step_seconds += shape.seconds
         self.flops += linear + decode + prefill
         self.bytes += weights + kv_read + logits
         self.least_seconds += (

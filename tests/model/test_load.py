@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from batchinfer.errors import UnsupportedModel, WeightMismatch
 from batchinfer.model.config import ModelConfig, read_model_config
 from batchinfer.model.families import llama
-from batchinfer.model.load import check_weights, iter_weights
+from batchinfer.model.load import iter_weights
 from batchinfer.weights.source import resolve_model
 from tests.oracle.tiny_models import SHAPES, write_gguf, write_tiny
 
@@ -146,8 +146,6 @@ def test_incomplete_or_surplus_checkpoints_are_refused_before_anything_is_read(
     config = read_model_config(files)
     with pytest.raises(WeightMismatch, match=named):
         iter_weights(files, config)
-    with pytest.raises(WeightMismatch, match=named):
-        check_weights(files, config)
 
 
 def test_quantised_tensors_in_a_folder_are_refused_by_name(tmp_path: Path) -> None:
