@@ -1,7 +1,8 @@
-"""Builds the native library once per processor, compiler and torch, and loads it.
+"""Builds the native library once per set of instructions, compiler and torch, and loads it.
 
 The sources need no torch headers: they call torch's stable C interface for its thread pool, and get plain
-pointers through ctypes.
+pointers through ctypes. The same sources are built in two variants, for AVX-512 and for AVX2; the processor decides
+which one is used.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,75 +23,135 @@ from pathlib import Path
 import torch
 
 from batchinfer.config import cache_root
-from batchinfer.machine import read_machine
+from batchinfer.errors import ConfigError
+from batchinfer.machine import usable_cores
 
 FOLDER = Path(__file__).parent
-SOURCES = ("attention.cpp", "rowwise.cpp")
-HEADERS = ("vector.h",)
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno")
 COMPILERS = ("g++", "c++")  # the sources use GCC's vector shuffles
 BUILD_TIMEOUT_S = 120
+KEPT = 8  # libraries in the cache: of other versions, compilers and variants
+SWITCH = "BATCHINFER_NATIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A set of instructions that the sources are compiled for: macros that say what the compiler makes of the flag."""
+
+    name: str
+    title: str
+    flag: str
+    needs: tuple[str, ...]
+    extras: tuple[tuple[str, str], ...] = ()  # macro and name of what not every such processor has
+
+
+AVX512 = Variant(
+    "avx512",
+    "AVX-512",
+    "-march=native",
+    ("__AVX512F__", "__AVX512BW__", "__AVX512VL__", "__AVX512DQ__", "__FMA__"),
+    (("__AVX512VNNI__", "VNNI"), ("__AVX512BF16__", "BF16")),
+)
+AVX2 = Variant("avx2", "AVX2", "-march=x86-64-v3", ("__AVX2__", "__FMA__"))
 
 
 @dataclass(frozen=True, slots=True)
 class NativeLibrary:
-    """The loaded library, or why there is none."""
+    """The loaded library and what it was built for, or why there is none."""
 
     library: ctypes.CDLL | None
     reason: str
+    variant: str | None = None  # "avx512" or "avx2"
+    target: str = "none"  # the instructions in words, such as "AVX-512 (VNNI, BF16)": libraries of other targets may round otherwise
 
 
 def load_native() -> NativeLibrary:
-    """Load the library, building it if this machine has not built it yet. Never raises: the reason says what failed."""
-    if os.environ.get("BATCHINFER_NATIVE", "on").lower() in ("off", "0", "no"):
-        return NativeLibrary(None, "switched off by BATCHINFER_NATIVE")
-    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+    """Load the library, building it if this machine has not built it yet; where there is none, the reason says why.
+
+    Raises `ConfigError` for a value of `BATCHINFER_NATIVE` that means nothing.
+    """
+    wanted = os.environ.get(SWITCH, "").strip().lower() or "on"
+    if wanted not in ("on", "off", AVX2.name):
+        raise ConfigError(f"{SWITCH}={wanted}: must be on, off or {AVX2.name} (the variant for processors without AVX-512)")
+    if wanted == "off":
+        return NativeLibrary(None, f"switched off by {SWITCH}")
+    best = best_variant()
+    if best is None:
         return NativeLibrary(None, "this processor has neither AVX2 nor AVX-512")
-    compiler = os.environ.get("CXX") or next((name for name in COMPILERS if shutil.which(name)), None)
-    if compiler is None:
+    given = os.environ.get("CXX") or next((name for name in COMPILERS if shutil.which(name)), None)
+    if given is None:
         return NativeLibrary(None, "no g++ found; install it for a faster run")
-    return _load(compiler)
+    return _load(given, AVX2) if wanted == AVX2.name else _load(given, best)
+
+
+def best_variant() -> Variant | None:
+    """What this processor can run (and `ATEN_CPU_CAPABILITY` leaves to torch); None on other kinds of processors."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return AVX512 if capability.startswith("AVX512") else AVX2 if capability.startswith("AVX2") else None
 
 
 @cache
-def _load(compiler: str) -> NativeLibrary:
+def _load(compiler: str, variant: Variant) -> NativeLibrary:
+    command = shlex.split(compiler)
     try:
-        return NativeLibrary(ctypes.CDLL(str(_built(compiler))), f"built with {compiler} for this processor")
+        macros = _run([*command, variant.flag, "-dM", "-E", "-x", "c++", os.devnull])
+        defined = {line.split()[1] for line in macros.splitlines()}
+        lacking = [name for name in variant.needs if name not in defined]
+        if lacking:
+            return NativeLibrary(None, f"{compiler} {variant.flag} knows no {', '.join(lacking)}; install a newer g++")
+        extras = ", ".join(title for macro, title in variant.extras if macro in defined)
+        target = f"{variant.title} ({extras})" if extras else variant.title
+        library = ctypes.CDLL(str(_built(command, variant, macros)))
     except subprocess.CalledProcessError as err:
         return NativeLibrary(None, f"{compiler} failed: {_last_line(err.stderr)}")
     except (OSError, subprocess.TimeoutExpired) as err:
         return NativeLibrary(None, f"could not be built or loaded: {err}")
+    return NativeLibrary(library, f"built with {compiler} for {target}", variant.name, target)
 
 
-def _built(compiler: str) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT_S).stdout
-    machine = read_machine()
-    sources = [(FOLDER / name).read_text() for name in SOURCES + HEADERS]
-    facts = (*sources, version, " ".join(FLAGS), torch.__version__, machine.cpu, " ".join(machine.cpu_features))
+def _built(command: list[str], variant: Variant, macros: str) -> Path:
+    """The library's file, built if it is not there. `macros`: the compiler's version, and the instructions that it uses."""
+    sources, headers = sorted(FOLDER.glob("*.cpp")), sorted(FOLDER.glob("*.h"))
+    facts = [*(f"{path.name}\0{path.read_text()}" for path in (*sources, *headers)), macros, *command, *FLAGS, torch.__version__]
     key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
-    target = cache_root() / "native" / f"batchinfer-{key}.so"
+    target = cache_root() / "native" / f"batchinfer-{variant.name}-{key}.so"
     if target.exists():
+        with suppress(OSError):
+            os.utime(target)  # in use: younger than those that may be deleted
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    libraries = Path(torch.__file__).parent / "lib"
     scratch = target.with_suffix(f".{os.getpid()}.tmp")
     try:
-        command = [
-            compiler,
-            *FLAGS,
-            "-o",
-            str(scratch),
-            *(str(FOLDER / name) for name in SOURCES),
-            f"-L{libraries}",
-            "-ltorch_cpu",
-            "-lc10",
-            f"-Wl,-rpath,{libraries}",
-        ]
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT_S)
+        with tempfile.TemporaryDirectory(prefix="batchinfer-build-") as folder:
+            _compile([*command, *FLAGS, variant.flag], sources, Path(folder), scratch)
         scratch.replace(target)  # whole or not at all: two first runs may build side by side
     finally:
         scratch.unlink(missing_ok=True)
+    _delete_oldest(target.parent)
     return target
+
+
+def _compile(command: list[str], sources: list[Path], folder: Path, target: Path) -> None:
+    """Compile the sources beside each other and link them against torch's thread pool."""
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    with ThreadPoolExecutor(max(1, usable_cores())) as pool:
+        for _ in pool.map(lambda pair: _run([*command, "-c", str(pair[0]), "-o", str(pair[1])]), zip(sources, objects, strict=True)):
+            pass  # the first failure is raised here
+    libraries = Path(torch.__file__).parent / "lib"
+    linked = [f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"]
+    _run([*command, "-shared", "-o", str(target), *map(str, objects), *linked])
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT_S).stdout
+
+
+def _delete_oldest(folder: Path) -> None:
+    """Keep the libraries that were used last. One that a process has loaded lives on until that process ends."""
+    with suppress(OSError):
+        libraries = sorted(folder.glob("batchinfer-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in libraries[KEPT:]:
+            path.unlink(missing_ok=True)
 
 
 def _last_line(text: str) -> str:
