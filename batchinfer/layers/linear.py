@@ -7,11 +7,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from batchinfer.ops.layouts import Dense, Layout, OneDnnBf16
+from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, Layout, OneDnnBf16
+from batchinfer.ops.rows import Entry, Product
 from batchinfer.ops.table import Ops
 
 Pack = Callable[[Tensor, Tensor | None], Layout]
-"""(weight [out, in], bias [out] or None), in the run's dtype and on its device -> layout."""
+"""(weight [out, in], bias [out] or None), on the run's device and in the dtype that the pack asks for -> layout.
+
+Every output is packed for itself: packing some rows of a weight gives these rows' outputs, bit for bit.
+"""
+
+INT8_MOST = 127
+INT8_MOST_NARROW = 63  # two products of 255 * 63 fit into 16 bits: for processors whose multiply-add saturates there
+INT4_GROUP = 32
+INT4_OUT = 16  # torch's 4-bit kernel takes outputs in multiples of this
 
 
 class Linear:
@@ -21,10 +30,9 @@ class Linear:
         self.layout = layout
         self._matmul = ops.matmul[type(layout)]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Entry) -> Product:
         """Multiply every row."""
-        out: Tensor = self._matmul(x, self.layout)
-        return out
+        return self._matmul(x, self.layout)
 
 
 def pack_dense(weight: Tensor, bias: Tensor | None) -> Dense:
@@ -36,6 +44,46 @@ def pack_onednn_bf16(weight: Tensor, bias: Tensor | None) -> OneDnnBf16:
     """Reorder a bf16 weight for oneDNN's matrix kernels."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
     return OneDnnBf16(packed, bias)
+
+
+def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Channel:
+    """Round each output's weights to 8 bits, symmetric, on the scale of its largest; best from float32."""
+    return _pack_int8(weight, bias, INT8_MOST)
+
+
+def pack_int8_narrow(weight: Tensor, bias: Tensor | None) -> Int8Channel:
+    """As `pack_int8` with 7 bits, which no processor's 8-bit multiply-add can drive out of range."""
+    return _pack_int8(weight, bias, INT8_MOST_NARROW)
+
+
+def _pack_int8(weight: Tensor, bias: Tensor | None, most: int) -> Int8Channel:
+    wide = weight.float()
+    largest = wide.abs().amax(1)
+    inverse = torch.where(largest > 0, most / largest, 0.0)
+    codes = torch.round(wide * inverse[:, None]).to(torch.int8)
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
+    zero = torch.zeros(len(largest), dtype=torch.int32)
+    return Int8Channel(packed, largest / most, zero, None if bias is None else bias.float())
+
+
+def can_pack_int4(weight: Tensor) -> bool:
+    """True when the weight's sizes are those of torch's 4-bit kernel."""
+    return weight.shape[0] % INT4_OUT == 0 and weight.shape[1] % INT4_GROUP == 0
+
+
+def pack_int4(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> GroupInt4:
+    """Round to 4 bits between the least and the largest of every group of inputs, for rows in `dtype`; best from float32."""
+    assert can_pack_int4(weight)
+    groups = weight.float().view(len(weight), -1, INT4_GROUP)
+    least, most = groups.aminmax(dim=-1)
+    scale = ((most - least) / 15.0).to(dtype)
+    offset = (least + 8.0 * scale.float()).to(dtype)
+    wide_scale, wide_offset = scale.float()[..., None], offset.float()[..., None]
+    steps = torch.where(wide_scale > 0, (groups - wide_offset) / wide_scale, -8.0)
+    codes = (torch.round(steps) + 8).clamp_(0, 15).to(torch.int32).view(weight.shape)
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    scale_offset = torch.stack((scale.T, offset.T), dim=-1).contiguous()
+    return GroupInt4(packed, scale_offset, INT4_GROUP, bias if bias is None else bias.to(dtype))
 
 
 def fuse(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:

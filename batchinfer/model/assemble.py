@@ -1,4 +1,4 @@
-"""Checkpoint tensors to a decoder: fuse parts, cast, pack, let go. One layer's originals are alive at a time."""
+"""Checkpoint tensors to a decoder: fuse parts, pack, let go. One layer's originals are alive at a time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchinfer.layers.linear import Linear, Pack, fuse
+from batchinfer.layers.kinds import LinearKind
+from batchinfer.layers.linear import Linear, fuse
 from batchinfer.model.config import ModelConfig
-from batchinfer.model.decoder import Decoder, DecoderShape, LayerWeights
+from batchinfer.model.decoder import Decoder, LayerWeights
 from batchinfer.model.rotary import RotaryTable
 from batchinfer.ops.table import Ops
 
@@ -23,8 +24,13 @@ class Placement:
 
     dtype: torch.dtype
     device: torch.device
-    pack: Pack
+    linear: LinearKind
     ops: Ops
+
+    @property
+    def norm_dtype(self) -> torch.dtype:
+        """Of norm weights: as the run's table of operations reads them."""
+        return torch.float32 if self.linear.rows == "int8" else self.dtype
 
 
 def assemble(config: ModelConfig, weights: Iterator[tuple[str, Tensor]], place: Placement, num_positions: int) -> tuple[Decoder, Linear]:
@@ -35,31 +41,32 @@ def assemble(config: ModelConfig, weights: Iterator[tuple[str, Tensor]], place: 
     for name, tensor in weights:
         stem, _, rest = name.partition(".")
         if stem != "layers":
-            top[name] = tensor.to(device=place.device, dtype=place.dtype)
+            top[name] = tensor.to(place.device)
             continue
         number, _, part = rest.partition(".")
         if int(number) != len(layers):
             layers.append(_layer(parts, place))
             parts = {}
-        parts[part] = tensor.to(device=place.device, dtype=place.dtype)
+        parts[part] = tensor.to(device=place.device, dtype=place.linear.weight_dtype)
     layers.append(_layer(parts, place))
     embed = top["embed.weight"]
-    head = Linear(place.pack(top.get("head.weight", embed), None), place.ops)
-    shape = DecoderShape(config.num_heads, config.num_kv_heads, config.head_dim, config.norm_eps)
+    head = place.linear.head_pack(top.get("head.weight", embed).to(place.linear.weight_dtype), None)
+    norm = top["norm.weight"].to(place.norm_dtype)
     rotary = RotaryTable(config.rotary, config.head_dim, num_positions, place.device)
-    return Decoder(shape, embed, layers, top["norm.weight"], rotary, place.ops), head
+    decoder = Decoder(embed.to(place.dtype), layers, norm, config.norm_eps, rotary, place.ops)
+    return decoder, Linear(head, place.ops)
 
 
 def _layer(parts: dict[str, Tensor], place: Placement) -> LayerWeights:
     def linear(*names: str) -> Linear:
         weight, bias = fuse([parts[f"{n}.weight"] for n in names], [parts.get(f"{n}.bias") for n in names])
-        return Linear(place.pack(weight, bias), place.ops)
+        return Linear(place.linear.pack(weight, bias), place.ops)
 
     return LayerWeights(
-        attn_norm=parts["attn_norm.weight"],
+        attn_norm=parts["attn_norm.weight"].to(place.norm_dtype),
         qkv=linear(*QKV),
         o=linear("o"),
-        mlp_norm=parts["mlp_norm.weight"],
+        mlp_norm=parts["mlp_norm.weight"].to(place.norm_dtype),
         gate_up=linear(*GATE_UP),
         down=linear("down"),
     )

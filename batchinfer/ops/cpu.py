@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from batchinfer.ops.table import REFERENCE
+from batchinfer.ops.table import REFERENCE, REFERENCE_INT8
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -16,3 +16,4 @@ def argmax(logits: Tensor) -> Tensor:
 
 
 CPU = replace(REFERENCE, argmax=argmax)
+CPU_INT8 = replace(REFERENCE_INT8, argmax=argmax)

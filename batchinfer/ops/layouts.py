@@ -23,4 +23,24 @@ class OneDnnBf16:
     bias: Tensor | None
 
 
-Layout = Dense | OneDnnBf16
+@dataclass(frozen=True, slots=True)
+class Int8Channel:
+    """A weight in 8 bits, w[o] = codes[o] * scale[o], reordered for oneDNN's product of uint8 rows with int8 weights."""
+
+    packed: Tensor  # the codes, opaque to torch's other operations
+    scale: Tensor  # float32 [out]
+    zero: Tensor  # int32 [out], all 0: oneDNN wants them named
+    bias: Tensor | None  # float32 [out]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInt4:
+    """A weight in 4 bits, w = (code - 8) * scale + offset with one pair for every `group` inputs of an output."""
+
+    packed: Tensor  # the codes, two in a byte, in the order of torch's kernel
+    scale_offset: Tensor  # [in / group, out, 2], in the run's dtype
+    group: int
+    bias: Tensor | None
+
+
+Layout = Dense | OneDnnBf16 | Int8Channel | GroupInt4

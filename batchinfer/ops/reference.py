@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchinfer.ops.layouts import Dense, OneDnnBf16
+from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16
+from batchinfer.ops.rows import ZERO_POINT, Product, QuantRows, ScaledRows, to_dense
 
 ROWS = 8  # float32 products treat all rows alike from 8 rows on, in multiples of 8
 ROWS_BF16 = 2  # oneDNN sums a single bf16 row in another order when it is long (1,536 inputs and more, measured)
@@ -19,26 +20,34 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * wide.to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Product, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(norm of x + residual, x + residual)."""
-    total = x + residual
+    total = to_dense(x, residual.dtype) + residual
     return rms_norm(total, weight, eps), total
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
+def silu_and_mul(gate_up: Product) -> Tensor:
     """[T, 2 * I] -> silu(first half) * second half (SwiGLU; Shazeer, arXiv:2002.05202)."""
-    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = to_dense(gate_up, torch.float32).chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
+def enter(x: Tensor) -> Tensor:
+    """Rows as a linear layer of this table reads them: as they are."""
+    return x
+
+
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate q and k [T, heads, D] by cos and sin float32 [T, 1, D / 2], halves paired (Su et al., arXiv:2104.09864)."""
+    """Rotate q and k [T, heads, D] by cos and sin float32 [T, 1, N], N up to D / 2: entry i < N is paired with i + N, entries from
+    2 * N on stay (Su et al., arXiv:2104.09864).
+    """
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    half = cos.shape[-1]
+    first, second, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -58,6 +67,24 @@ def onednn_bf16_matmul(x: Tensor, layout: OneDnnBf16) -> Tensor:
     rows = x.shape[0]
     out: Tensor = torch.ops.mkldnn._linear_pointwise(_pad_rows(x, max(0, ROWS_BF16 - rows)), layout.packed, layout.bias, "none", [], "")
     return out[:rows]
+
+
+def int8_matmul(x: QuantRows, layout: Int8Channel) -> ScaledRows:
+    """x [T, in] -> [T, out], summed exactly in int32; the row scales and the bias are left to the next operation.
+
+    oneDNN's fast path takes unsigned rows: signed ones would fall to an implementation a hundred times slower.
+    """
+    product = torch.ops.onednn.qlinear_pointwise
+    values: Tensor = product(
+        x.values, 1.0, ZERO_POINT, layout.packed, layout.scale, layout.zero, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return ScaledRows(values, x.scale, layout.bias)
+
+
+def int4_matmul(x: Tensor, layout: GroupInt4) -> Tensor:
+    """x [T, in] -> [T, out] in x's dtype, weights widened on the way (torch's kernel)."""
+    out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), layout.packed, layout.group, layout.scale_offset)
+    return out if layout.bias is None else out + layout.bias
 
 
 def _pad_rows(x: Tensor, count: int) -> Tensor:

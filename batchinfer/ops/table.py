@@ -8,29 +8,49 @@ from typing import Any
 
 from torch import Tensor
 
-from batchinfer.ops import reference
-from batchinfer.ops.layouts import Dense, OneDnnBf16
+from batchinfer.ops import quantised, reference
+from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16
+from batchinfer.ops.rows import Entry, Product
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The operations that layers are given. See ops/reference.py for what each computes."""
+    """The operations that layers are given: one table per kind of arithmetic between the linear layers.
 
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    silu_and_mul: Callable[[Tensor], Tensor]
-    rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    See ops/reference.py for what each computes on plain rows, ops/quantised.py for what it computes around 8-bit products.
+    """
+
+    rms_norm: Callable[[Tensor, Tensor, float], Entry]
+    add_rms_norm: Callable[[Product, Tensor, Tensor, float], tuple[Entry, Tensor]]
+    silu_and_mul: Callable[[Product], Entry]
+    enter: Callable[[Tensor], Entry]
     argmax: Callable[[Tensor], Tensor]
-    matmul: Mapping[type, Callable[[Tensor, Any], Tensor]]
+    matmul: Mapping[type, Callable[[Any, Any], Product]]
 
+
+MATMUL: Mapping[type, Callable[[Any, Any], Product]] = {
+    Dense: reference.dense_matmul,
+    OneDnnBf16: reference.onednn_bf16_matmul,
+    Int8Channel: reference.int8_matmul,
+    GroupInt4: reference.int4_matmul,
+}
 
 REFERENCE = Ops(
     rms_norm=reference.rms_norm,
     add_rms_norm=reference.add_rms_norm,
     silu_and_mul=reference.silu_and_mul,
-    rotary=reference.rotary,
+    enter=reference.enter,
     argmax=reference.argmax,
-    matmul={Dense: reference.dense_matmul, OneDnnBf16: reference.onednn_bf16_matmul},
+    matmul=MATMUL,
+)
+
+REFERENCE_INT8 = Ops(
+    rms_norm=quantised.rms_norm,
+    add_rms_norm=quantised.add_rms_norm,
+    silu_and_mul=quantised.silu_and_mul,
+    enter=quantised.enter,
+    argmax=reference.argmax,
+    matmul=MATMUL,
 )
 
 

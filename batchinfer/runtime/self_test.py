@@ -28,7 +28,7 @@ def linear_shapes_that_differ(target: ComputeTarget, shapes: list[tuple[int, int
         return [(int(o), int(i)) for o, i in json.loads(place.read_text())["differ"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not tested here yet
-    differ = [shape for shape in shapes if differing_row_counts(target.pack, target.ops, shape, target.dtype)]
+    differ = [shape for shape in shapes if differing_row_counts(target.linear.pack, target.ops, shape, target.dtype)]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         scratch = place.with_suffix(f".{os.getpid()}.tmp")
@@ -40,6 +40,6 @@ def linear_shapes_that_differ(target: ComputeTarget, shapes: list[tuple[int, int
 
 
 def _cache_file(target: ComputeTarget, shapes: list[tuple[int, int]]) -> Path:
-    facts = [read_machine().cpu, torch.__version__, torch.get_num_threads(), target.dtype_name, sorted(set(shapes)), ROW_COUNTS, WINDOWS]
+    facts = [read_machine().cpu, torch.__version__, torch.get_num_threads(), target.dtype_name, target.linear.name, sorted(set(shapes)), ROW_COUNTS, WINDOWS]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
     return cache_root() / "self-test" / f"linear-{name}.json"

@@ -1,4 +1,4 @@
-// Operations on rows: normalisation, gated activation, rotary. A row's result depends on nothing but the row, and
+// Operations on rows: normalisation, gated activation. A row's result depends on nothing but the row, and
 // rounds to the storage type where the torch reference does. The inner size is a multiple of 16.
 
 #include "vector.h"
@@ -73,34 +73,6 @@ void gate_rows(int64_t begin, int64_t end, void* context) {
   }
 }
 
-struct Rotary {
-  const void* x;  // [rows, heads, dim], rows `stride` elements apart
-  void* out;      // [rows, heads, dim]
-  const float* cos;
-  const float* sin;  // [rows, dim / 2]
-  int64_t rows;
-  int64_t stride;
-  int64_t heads;
-  int64_t dim;  // a multiple of 32
-};
-
-template <class T>
-void rotary_rows(int64_t begin, int64_t end, void* context) {
-  const Rotary& a = *static_cast<const Rotary*>(context);
-  const int64_t half = a.dim / 2;
-  for (int64_t row = begin; row < end; ++row)
-    for (int64_t head = 0; head < a.heads; ++head) {
-      const T* x = static_cast<const T*>(a.x) + row * a.stride + head * a.dim;
-      T* out = static_cast<T*>(a.out) + (row * a.heads + head) * a.dim;
-      for (int64_t i = 0; i < half; i += kLanes) {
-        const Vec c = load(a.cos + row * half + i), s = load(a.sin + row * half + i);
-        const Vec first = load(x + i), second = load(x + half + i);
-        store(out + i, first * c - second * s);
-        store(out + half + i, second * c + first * s);
-      }
-    }
-}
-
 int64_t grain(int64_t elements_per_row) {
   const int64_t rows = kWorkPerThread / elements_per_row;
   return rows < 1 ? 1 : rows;
@@ -114,8 +86,4 @@ extern "C" void batchinfer_rms_norm(const Norm* a, int32_t is_bf16) {
 
 extern "C" void batchinfer_silu_and_mul(const Gate* a, int32_t is_bf16) {
   torch_parallel_for(0, a->rows, grain(2 * a->size), is_bf16 ? gate_rows<Bf16> : gate_rows<float>, const_cast<Gate*>(a));
-}
-
-extern "C" void batchinfer_rotary(const Rotary* a, int32_t is_bf16) {
-  torch_parallel_for(0, a->rows, grain(a->heads * a->dim), is_bf16 ? rotary_rows<Bf16> : rotary_rows<float>, const_cast<Rotary*>(a));
 }

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from batchinfer.ops import reference
-from batchinfer.ops.cpu import CPU
+from batchinfer.ops.cpu import CPU, CPU_INT8
+from batchinfer.ops.rows import Product, to_dense
 from batchinfer.ops.table import Ops
 
 LANES = 16
@@ -31,12 +32,8 @@ class _Gate(ctypes.Structure):
     _fields_ = [("gate_up", POINTER), ("out", POINTER), ("rows", COUNT), ("size", COUNT)]
 
 
-class _Rotary(ctypes.Structure):
-    _fields_ = [*((name, POINTER) for name in ("x", "out", "cos", "sin")), *((name, COUNT) for name in ("rows", "stride", "heads", "dim"))]
-
-
 def native_ops(library: ctypes.CDLL) -> Ops:
-    """The CPU's table with norms, gated activation and rotary from the native library.
+    """The CPU's table with norms and gated activation from the native library.
 
     Shapes that the kernels do not do (an inner size that is no multiple of 16) go to the reference.
     """
@@ -47,7 +44,7 @@ def native_ops(library: ctypes.CDLL) -> Ops:
         function.restype = None
         return function  # type: ignore[no-any-return]
 
-    norm, gate, rotate = bound("batchinfer_rms_norm", _Norm), bound("batchinfer_silu_and_mul", _Gate), bound("batchinfer_rotary", _Rotary)
+    norm, gate = bound("batchinfer_rms_norm", _Norm), bound("batchinfer_silu_and_mul", _Gate)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
@@ -57,7 +54,8 @@ def native_ops(library: ctypes.CDLL) -> Ops:
         norm(_Norm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, rows, size, eps), _is_bf16(x))
         return out
 
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(product: Product, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        x = to_dense(product, residual.dtype)
         rows, size = x.shape
         if size % LANES:
             return reference.add_rms_norm(x, residual, weight, eps)
@@ -67,7 +65,8 @@ def native_ops(library: ctypes.CDLL) -> Ops:
         norm(record, _is_bf16(x))
         return out, total
 
-    def silu_and_mul(gate_up: Tensor) -> Tensor:
+    def silu_and_mul(product: Product) -> Tensor:
+        gate_up = to_dense(product, torch.float32)
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         if size % LANES:
             return reference.silu_and_mul(gate_up)
@@ -75,21 +74,12 @@ def native_ops(library: ctypes.CDLL) -> Ops:
         gate(_Gate(gate_up.data_ptr(), out.data_ptr(), rows, size), _is_bf16(gate_up))
         return out
 
-    def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        if q.shape[2] % (2 * LANES):
-            return reference.rotary(q, k, cos, sin)
-        return rotate_one(q, cos, sin), rotate_one(k, cos, sin)
+    return replace(CPU, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul)
 
-    def rotate_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        rows, heads, dim = x.shape
-        if x.stride(2) != 1 or x.stride(1) != dim:
-            x = x.contiguous()
-        out = torch.empty(rows, heads, dim, dtype=x.dtype)
-        record = _Rotary(x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, x.stride(0), heads, dim)
-        rotate(record, _is_bf16(x))
-        return out
 
-    return replace(CPU, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, rotary=rotary)
+def native_int8_ops(library: ctypes.CDLL) -> Ops:
+    """The CPU's table around 8-bit products."""
+    return CPU_INT8
 
 
 def _is_bf16(x: Tensor) -> Any:

@@ -1,0 +1,80 @@
+"""The kinds of linear layers that a run can choose: how weights are packed, and the arithmetic between their products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from batchinfer.errors import BackendError
+from batchinfer.layers.linear import Pack, can_pack_int4, pack_dense, pack_int4, pack_int8, pack_int8_narrow, pack_onednn_bf16
+from batchinfer.layers.linear_check import int8_product_saturates
+from batchinfer.ops.layouts import Layout
+from batchinfer.ops.table import Choice
+
+Rows = Literal["plain", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearKind:
+    """One kind of linear layer.
+
+    `rows` names the table of operations that serves between the products: `plain` rows in the run's dtype, or rows in
+    `int8`. Both packs take float weights of `weight_dtype`; the head may be sliced by outputs before it is packed.
+    """
+
+    name: str  # as --quantization spells it
+    rows: Rows
+    weight_dtype: torch.dtype
+    pack: Pack
+    head_pack: Pack
+
+
+def choose_linear(quantization: str, device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice]:
+    """The kind that `quantization` (none, int8, int4) names here, and why; `BackendError` says what cannot be."""
+    if quantization == "none":
+        return _plain(device, dtype)
+    if device.type != "cpu":
+        raise BackendError(f"--quantization {quantization} is for CPUs in this version; use --quantization none on {device.type}")
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        raise BackendError(f"--quantization {quantization}: this torch was built without oneDNN; use --quantization none")
+    return CHOICES[quantization](dtype)
+
+
+def _plain(device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice]:
+    if device.type == "cpu" and dtype is torch.bfloat16:
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            choice = Choice("matmul", "oneDNN, prepacked bf16", "float32 accumulation")
+            return LinearKind("none", "plain", dtype, pack_onednn_bf16, pack_onednn_bf16), choice
+        raise BackendError("--dtype bf16: this processor cannot multiply bf16 through oneDNN; use --dtype float32")
+    choice = Choice("matmul", f"torch, {'bf16' if dtype is torch.bfloat16 else 'float32'}", "the device's own library")
+    return LinearKind("none", "plain", dtype, pack_dense, pack_dense), choice
+
+
+def _int8(dtype: torch.dtype) -> tuple[LinearKind, Choice]:
+    if int8_product_saturates(pack_int8):
+        if int8_product_saturates(pack_int8_narrow):
+            raise BackendError("--quantization int8: oneDNN's 8-bit product is wrong on this processor; use --quantization none")
+        choice = Choice("matmul", "oneDNN, int8 with 7-bit weights", "this processor's 8-bit multiply-add saturates with 8-bit weights")
+        return LinearKind("int8", "int8", torch.float32, pack_int8_narrow, pack_int8_narrow), choice
+    choice = Choice("matmul", "oneDNN, int8", "exact sums in int32, a scale per output and per token")
+    return LinearKind("int8", "int8", torch.float32, pack_int8, pack_int8), choice
+
+
+def _int4(dtype: torch.dtype) -> tuple[LinearKind, Choice]:
+    otherwise, _ = _plain(torch.device("cpu"), dtype)
+
+    def pack(weight: Tensor, bias: Tensor | None) -> Layout:
+        if can_pack_int4(weight):
+            return pack_int4(weight, bias, dtype)
+        return otherwise.pack(weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    choice = Choice("matmul", "torch, int4", "weights in groups of 32 inputs, widened on the way")
+    return LinearKind("int4", "plain", torch.float32, pack, pack), choice
+
+
+CHOICES: dict[str, Callable[[torch.dtype], tuple[LinearKind, Choice]]] = {"int8": _int8, "int4": _int4}
+QUANTIZATIONS = ("none", *CHOICES)
