@@ -9,18 +9,30 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [T, heads, D], k [T, kv_heads, D], v [T, kv_heads, D]) -> [T, heads * D]; writes KV, then attends."""
+from batchinfer.ops.rows import Product
+
+Attend = Callable[[int, Product, Tensor, Tensor], Tensor]
+"""(layer, qkv [T, (heads + 2 * kv_heads) * D], cos and sin float32 [T, 1, rotated / 2]) -> [T, heads * D].
+
+Rotates the first 2 * rotated / 2 entries of every query and key head (halves paired), writes keys and values to the
+cache, then attends.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AttnSpec:
-    """The shape of one attention layer."""
+    """The shape of a model's attention layers."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
+    windows: tuple[int | None, ...] = ()  # per layer: the last tokens that a query sees, itself included; () where all see all
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap) (Gemma 2)
+
+    def window(self, layer: int) -> int | None:
+        """The layer's sliding window, None where a query sees everything before it."""
+        return self.windows[layer] if self.windows else None
 
 
 @dataclass(slots=True)

@@ -8,14 +8,18 @@ float32 with a fixed inner shape, and rows are padded to multiples of 8, where t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from batchinfer.attention.base import Attend, AttnInputs, AttnSpec
-from batchinfer.attention.kv_cache import KVCache, LayerKV
+from batchinfer.attention.kv_cache import KVCache
+from batchinfer.ops.reference import rotary
+from batchinfer.ops.rows import Product, to_dense
 
 TILE = 64
 ROWS = 8
@@ -29,16 +33,15 @@ class _Gather:
     index: Tensor
     part: Tensor | None
 
-    def take(self, cache: Tensor) -> Tensor:
-        """The tile as float32 [n * kv_heads, TILE, head_dim]."""
-        heads, size, dim = cache.shape[1:]
-        if self.part is not None:
-            parts = cache.view(len(cache), heads, size // TILE, TILE, dim)
-            return parts[self.index[:, 0], :, self.part].float().view(-1, TILE, dim)
+    def take(self, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """The tile as float32 [n * kv_heads, TILE, head_dim]; `read` gives blocks as [N, kv_heads, size, head_dim]."""
         n, count = self.index.shape
-        blocks = cache.index_select(0, self.index.view(-1)).view(n, count, heads, size, dim)
-        tile = torch.empty(n, heads, count, size, dim, device=cache.device)
-        return tile.copy_(blocks.transpose(1, 2)).view(-1, TILE, dim)
+        blocks = read(self.index.view(-1))
+        heads, size, dim = blocks.shape[1:]
+        if self.part is not None:
+            parts = blocks.view(n, heads, size // TILE, TILE, dim)
+            return parts[torch.arange(n, device=parts.device), :, self.part].reshape(-1, TILE, dim)
+        return blocks.view(n, count, heads, size, dim).transpose(1, 2).reshape(-1, TILE, dim)
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class _DecodeTile:
 
     num_rows: int
     where: _Gather
-    mask: Tensor | None  # float32 [n, 1, 1, TILE]: 0 or -inf; None where every row sees the whole tile
+    view: _View
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class _DecodeGroup:
 class _PrefillTile:
     first_row: int  # rows before it see nothing of the tile
     where: _Gather
-    mask: Tensor | None  # float32 [rows, TILE]
+    view: _View
 
 
 @dataclass(slots=True)
@@ -70,11 +73,30 @@ class _PrefillSpan:
     tiles: list[_PrefillTile]
 
 
+@dataclass(slots=True)
+class _View:
+    """How far into a tile each row sees: `seen` int64 [rows], the tokens from the tile's start to the row's own."""
+
+    seen: Tensor
+    whole: bool  # every row sees the tile to its end
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """0 where a row sees a token, else -inf, float32 [rows, TILE]; None where every row sees everything."""
+        if self.whole and window is None:
+            return None
+        token = torch.arange(TILE, device=self.seen.device)
+        visible = token < self.seen[:, None]
+        if window is not None:
+            visible &= token >= self.seen[:, None] - window
+        return torch.zeros(visible.shape, device=self.seen.device).masked_fill_(~visible, -torch.inf)
+
+
 class ReferenceAttention:
     """Gather, multiply, softmax, tile by tile."""
 
-    def __init__(self, kv: KVCache, device: torch.device) -> None:
+    def __init__(self, kv: KVCache, device: torch.device, dtype: torch.dtype) -> None:
         self._kv = kv
+        self._dtype = dtype  # of activations
         self._spec: AttnSpec = kv.spec
         self._device = device
         self._group = kv.spec.num_heads // kv.spec.num_kv_heads
@@ -89,22 +111,31 @@ class ReferenceAttention:
         groups = [self._plan_decode(inputs, order[i : i + self._max_rows]) for i in range(0, len(order), self._max_rows)]
         spans = [self._plan_prefill(inputs, int(i)) for i in np.flatnonzero(inputs.num_tokens > 1)]
 
-        heads = np.arange(self._spec.num_kv_heads)
-        cells = (inputs.write_block[:, None] * self._spec.num_kv_heads + heads) * self._kv.block_size + inputs.write_offset[:, None]
-        written = self._to_device(cells.reshape(-1))
+        written = self._to_device(inputs.write_block * self._kv.block_size + inputs.write_offset)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv = self._kv.layers[layer]
-            kv.write(written, k, v)
+        def attend(layer: int, qkv: Product, cos: Tensor, sin: Tensor) -> Tensor:
+            q, k, v = self._heads(to_dense(qkv, self._dtype))
+            q, k = rotary(q, k, cos, sin)
+            self._kv.write(layer, written, k, v)
             out = torch.empty(q.shape[0], self._spec.num_heads * self._spec.head_dim, dtype=q.dtype, device=q.device)
             for group in groups:
-                out.index_copy_(0, group.rows, self._decode(kv, group, q.index_select(0, group.rows)).to(q.dtype))
+                out.index_copy_(0, group.rows, self._decode(layer, group, q.index_select(0, group.rows)).to(q.dtype))
             for span in spans:
                 rows = slice(span.begin, span.begin + span.num_tokens)
-                out[rows] = self._prefill(kv, span, q[rows]).to(q.dtype)
+                out[rows] = self._prefill(layer, span, q[rows]).to(q.dtype)
             return out
 
         return attend
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        heads, kv_heads, dim = self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim
+        q, k, v = torch.split(qkv, [heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
+        return q.reshape(-1, heads, dim), k.reshape(-1, kv_heads, dim), v.reshape(-1, kv_heads, dim)
+
+    def _score(self, query: Tensor, keys: Tensor) -> Tensor:
+        scores = torch.bmm(query, keys.transpose(1, 2))
+        cap = self._spec.softcap
+        return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
     def _locate(self, tables: np.ndarray, tile: int) -> _Gather:
         """Blocks of one tile; columns past the table's end are the null block, and masked."""
@@ -129,11 +160,7 @@ class ReferenceAttention:
         tiles = []
         for tile in range(-(-int(lengths[0]) // TILE)):
             n = int(np.count_nonzero(lengths > tile * TILE))
-            seen = lengths[:n, None, None, None] - tile * TILE
-            mask = None
-            if int(seen.min()) < TILE:
-                mask = self._to_device(np.where(np.arange(TILE) < seen, np.float32(0), np.float32(-np.inf)))
-            tiles.append(_DecodeTile(n, self._locate(tables[:n], tile), mask))
+            tiles.append(_DecodeTile(n, self._locate(tables[:n], tile), self._view(lengths[:n] - tile * TILE)))
         return _DecodeGroup(self._to_device(inputs.query_start[spans]), tiles)
 
     def _plan_prefill(self, inputs: AttnInputs, span: int) -> _PrefillSpan:
@@ -145,17 +172,16 @@ class ReferenceAttention:
         tiles = []
         for tile in range(-(-(start + count) // TILE)):
             first = max(0, tile * TILE - start) * self._group // ROWS * ROWS
-            mask = None
-            if (tile + 1) * TILE > start + 1:
-                seen = positions[first:, None] + 1 - tile * TILE
-                mask = self._to_device(np.where(np.arange(TILE) < seen, np.float32(0), np.float32(-np.inf)))
-            tiles.append(_PrefillTile(first, self._locate(table, tile), mask))
+            tiles.append(_PrefillTile(first, self._locate(table, tile), self._view(positions[first:] + 1 - tile * TILE)))
         return _PrefillSpan(int(inputs.query_start[span]), count, tiles)
 
-    def _decode(self, kv: LayerKV, group: _DecodeGroup, q: Tensor) -> Tensor:
+    def _view(self, seen: np.ndarray) -> _View:
+        return _View(self._to_device(seen.astype(np.int64)), int(seen.min()) >= TILE)
+
+    def _decode(self, layer: int, group: _DecodeGroup, q: Tensor) -> Tensor:
         """q [n, heads, D] -> float32 [n, heads * D]."""
         n, heads, dim = q.shape
-        kv_heads, g = self._spec.num_kv_heads, self._group
+        kv_heads, g, window = self._spec.num_kv_heads, self._group, self._spec.window(layer)
         padded = -(-g // ROWS) * ROWS
         items = n * kv_heads
         query = q.new_zeros((items, padded, dim), dtype=torch.float32)
@@ -164,18 +190,19 @@ class ReferenceAttention:
         state = _Running(items, g, dim, q.device)
         for tile in group.tiles:
             m = tile.num_rows * kv_heads
-            scores = torch.bmm(query[:m], tile.where.take(kv.k).transpose(1, 2))[:, :g]
-            if tile.mask is not None:
-                scores = (scores.view(tile.num_rows, kv_heads, g, TILE) + tile.mask).view(m, g, TILE)
+            scores = self._score(query[:m], tile.where.take(partial(self._kv.read_keys, layer)))[:, :g]
+            mask = tile.view.mask(window)
+            if mask is not None:
+                scores = (scores.view(tile.num_rows, kv_heads, g, TILE) + mask[:, None, None]).view(m, g, TILE)
             probabilities, shrink = state.advance(scores, m)
             weights[:m, :g] = probabilities
-            state.add(torch.bmm(weights[:m], tile.where.take(kv.v))[:, :g], shrink, m)
+            state.add(torch.bmm(weights[:m], tile.where.take(partial(self._kv.read_values, layer)))[:, :g], shrink, m)
         return state.result().view(n, heads * dim)
 
-    def _prefill(self, kv: LayerKV, span: _PrefillSpan, q: Tensor) -> Tensor:
+    def _prefill(self, layer: int, span: _PrefillSpan, q: Tensor) -> Tensor:
         """q [n, heads, D] of one span -> float32 [n, heads * D]."""
         n, heads, dim = q.shape
-        kv_heads, g = self._spec.num_kv_heads, self._group
+        kv_heads, g, window = self._spec.num_kv_heads, self._group, self._spec.window(layer)
         rows = n * g
         padded = -(-rows // ROWS) * ROWS
         query = q.new_zeros((kv_heads, padded, dim), dtype=torch.float32)
@@ -183,11 +210,12 @@ class ReferenceAttention:
         state = _Running(kv_heads, padded, dim, q.device)
         for tile in span.tiles:
             f = tile.first_row
-            scores = torch.bmm(query[:, f:], tile.where.take(kv.k).transpose(1, 2))
-            if tile.mask is not None:
-                scores += tile.mask
+            scores = self._score(query[:, f:], tile.where.take(partial(self._kv.read_keys, layer)))
+            mask = tile.view.mask(window)
+            if mask is not None:
+                scores += mask
             probabilities, shrink = state.advance(scores, kv_heads, f)
-            state.add(torch.bmm(probabilities, tile.where.take(kv.v)), shrink, kv_heads, f)
+            state.add(torch.bmm(probabilities, tile.where.take(partial(self._kv.read_values, layer))), shrink, kv_heads, f)
         out = state.result()[:, :rows].view(kv_heads, n, g, dim)
         return out.transpose(0, 1).reshape(n, heads * dim)
 
@@ -204,8 +232,9 @@ class _Running:
         """Take one tile of scores [items, rows, TILE]; returns its unnormalised weights and the factor for what was summed before."""
         before = self._max[:items, first:]
         highest = torch.maximum(before, scores.amax(-1, keepdim=True))
-        weights = (scores - highest).exp_()
-        shrink = (before - highest).exp_()
+        level = torch.where(highest == -torch.inf, 0.0, highest)  # a row outside whose window all of the tile lies
+        weights = (scores - level).exp_()
+        shrink = (before - level).exp_()
         total = self._sum[:items, first:]
         total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
         before.copy_(highest)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from batchinfer.attention.base import AttentionBackend
 from batchinfer.model.decoder import Decoder
+from batchinfer.ops.rows import Entry
 from batchinfer.runtime.batch import StepBatch
 
 
@@ -18,7 +18,7 @@ class EagerRunner:
         self._attention = attention
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch) -> Entry:
         """Normed hidden states [R, H] of the rows that are sampled, nothing else."""
         attend = self._attention.bind(batch.attn)
         x, residual = self._decoder.forward(batch.input_ids, batch.positions, attend)

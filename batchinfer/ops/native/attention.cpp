@@ -1,11 +1,15 @@
-// Paged attention for CPUs: decode rows and prompt chunks through one routine, so that a query row gives the same bits
-// in either. Keys are reduced in tiles of kTile tokens at absolute positions, in ascending order, with a running
-// maximum and sum (FlashAttention, arXiv:2205.14135). A row's sums never depend on the rows beside it: every sum runs
-// over d or over t in ascending order, one fused multiply-add at a time.
+// Paged attention for CPUs: rotary, the write of keys and values, and attention, for decode rows and prompt chunks
+// through one routine, so that a query row gives the same bits in either. Keys are reduced in tiles of kTile tokens at
+// absolute positions, in ascending order, with a running maximum and sum (FlashAttention, arXiv:2205.14135). A row's
+// sums never depend on the rows beside it: each runs over d or over t in ascending order.
 //
-// Storage: k, v are [blocks, kv_heads, block_size, head_dim]. head_dim is a multiple of 16, block_size a power of two.
+// Storage (attention/kv_cache.py): a block of one head is contiguous. Keys lie as [size / 16][dim / kPack][16][kPack],
+// values as [size / kPack][dim][kPack], kPack elements in 32 bits; 8-bit codes (zero point 128) are followed by one
+// float scale a token. So 16 tokens are one run of memory for keys and for values: a "group". dim is a multiple of 16,
+// block_size a power of two from 16 on.
 
 #include <atomic>
+#include <type_traits>
 
 #include "vector.h"
 
@@ -13,264 +17,572 @@ namespace {
 
 using namespace batchinfer;
 
-constexpr int kTile = 32;
-constexpr int kVecs = kTile / kLanes;
-constexpr int kQueries = 16;   // query tokens of a prompt chunk in one work item
-constexpr int kMaxRows = 256;  // kQueries * query heads per kv head
+constexpr int kGroup = 16;  // tokens
+constexpr int kGroups = 4;  // in a tile
+constexpr int kTile = kGroup * kGroups;
+constexpr int kMaxRows = 256;  // query tokens of a work item times query heads per key head
 constexpr int kMaxDim = 256;
 constexpr float kMinusInf = -INFINITY;
-
-struct Span {
-  int64_t query_row;   // first row in q and out
-  int64_t start;       // tokens before it
-  int64_t count;       // query tokens
-  const int32_t* blocks;
-};
+constexpr float kLevel = -1e30f;  // below any score: stands for the maximum of a row that has seen nothing yet
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr int32_t kZeroPoint = 128;
+constexpr float kSteps16 = 32767.0f;
+// Keys and values are read once: they are asked for a tile ahead, into the second-level cache (in the first they would
+// push each other out).
+constexpr int kPrefetchLevel = 2;
 
 struct Args {
-  const void* q;         // [T, heads, dim]
-  void* out;             // [T, heads, dim], same type as q
-  const void* k;
-  const void* v;
-  const int64_t* query_start;
-  const int32_t* start;
-  const int32_t* count;
+  const void* qkv;         // [T, (heads + 2 * kv_heads) * dim]
+  const float* row_scale;  // [T], null: qkv is plain
+  const float* bias;       // [(heads + 2 * kv_heads) * dim], null: none
+  void* out;               // [T, heads * dim]
+  const float* cos;
+  const float* sin;  // [T, rotated]
+  uint8_t* k;
+  uint8_t* v;
+  const int64_t* query_start;  // per span: first row of qkv
+  const int32_t* start;        // tokens before it
+  const int32_t* count;        // query tokens
   const int32_t* slots;
   const int32_t* block_table;
-  const int32_t* item_span;   // work items: queries [item_first, item_first + kQueries) of a span
+  const int32_t* item_span;   // work items: queries [item_first, item_first + item_queries) of a span
   const int32_t* item_first;
+  const int64_t* write_block;
+  const int64_t* write_offset;  // [T]
+  int64_t num_tokens;
   int64_t table_width;
   int64_t num_items;
+  int64_t item_queries;
   int64_t heads;
   int64_t kv_heads;
   int64_t dim;
+  int64_t rotated;  // pairs
   int64_t block_size;
+  int64_t window;  // tokens that a query sees, itself included; 0: all
   float scale;
+  float softcap;  // 0: none
+  int32_t qkv_is_bf16;
+  int32_t run_is_bf16;  // the run's dtype: activations are rounded to it, and out has it
 };
-
-inline float largest(Vec x) {
-  float lanes[kLanes], best = kMinusInf;
-  store(lanes, x);
-  for (float lane : lanes) best = lane > best ? lane : best;
-  return best;
-}
-
-// 16 x 16 floats, rows to columns, in four rounds of two-source shuffles.
-inline void transpose(Vec* rows) {
-  Vec t[kLanes];
-#define ROUND(in, out, step, low, high)                                       \
-  for (int i = 0; i < kLanes; ++i)                                            \
-    if (!(i & step)) {                                                        \
-      out[i] = __builtin_shuffle(in[i], in[i + step], low);                   \
-      out[i + step] = __builtin_shuffle(in[i], in[i + step], high);           \
-    }
-  const IVec l8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-  const IVec h8 = {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
-  const IVec l4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
-  const IVec h4 = {4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31};
-  const IVec l2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
-  const IVec h2 = {2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
-  const IVec l1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
-  const IVec h1 = {1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31};
-  ROUND(rows, t, 8, l8, h8)
-  ROUND(t, rows, 4, l4, h4)
-  ROUND(rows, t, 2, l2, h2)
-  ROUND(t, rows, 1, l1, h1)
-#undef ROUND
-}
 
 struct Scratch {
-  alignas(64) float q[kMaxRows * kMaxDim];
+  alignas(64) uint32_t q[kMaxRows * kMaxDim];
   alignas(64) float out[kMaxRows * kMaxDim];
-  alignas(64) float keys[kMaxDim * kTile];    // [dim][kTile]
-  alignas(64) float values[kTile * kMaxDim];  // [kTile][dim]
-  alignas(64) float weights[kMaxRows * kTile];
+  alignas(64) float scores[kMaxRows * kTile];    // of a tile; int32 bits from 8-bit keys
+  alignas(64) uint32_t weights[kMaxRows * kTile];
+  alignas(64) float head[kMaxDim];
   float highest[kMaxRows];
   float sum[kMaxRows];
+  float shrink[kMaxRows];
+  float query_step[kMaxRows];   // of 16-bit queries
+  int32_t query_shift[kMaxRows];
+  float weight_step[kMaxRows];  // of a tile's 16-bit weights
+  int32_t weight_shift[kMaxRows];
 };
 
-// weights[r][t] = q[r] . keys[:, t] for kRows rows at a time; the number changes nothing about a row's own sums.
-template <int kRows>
-inline void scores(const float* q, const float* keys, float* weights, int dim) {
-  Vec s[kRows][kVecs];
-  for (int r = 0; r < kRows; ++r)
-    for (int j = 0; j < kVecs; ++j) s[r][j] = Vec{};
-  for (int d = 0; d < dim; ++d) {
-    Vec key[kVecs];
-    for (int j = 0; j < kVecs; ++j) key[j] = load(keys + d * kTile + j * kLanes);
-    for (int r = 0; r < kRows; ++r) {
-      const Vec x = splat(q[r * dim + d]);
-      for (int j = 0; j < kVecs; ++j) s[r][j] = s[r][j] + x * key[j];
-    }
+// Where a tile's groups lie. Absent groups repeat a present one, so that they may be prefetched.
+struct Tile {
+  const uint8_t* keys[kGroups];
+  const uint8_t* values[kGroups];
+  const float* key_scales[kGroups];
+  const float* value_scales[kGroups];
+  int groups = 0;
+};
+
+// ---- How stored elements are multiplied. kWords: 32-bit words of a query or a weight for one 32-bit word of storage.
+
+struct Float32 {
+  static constexpr int kPack = 1, kWords = 1;
+  static constexpr bool kScaled = false;
+  typedef Vec Sum;
+  static Sum dot(Sum acc, IVec stored, const uint32_t* words) {
+    float x;
+    std::memcpy(&x, words, sizeof x);
+    return acc + (Vec)stored * x;
+  }
+};
+
+struct BFloat16 {
+  static constexpr int kPack = 2, kWords = 1;
+  static constexpr bool kScaled = false;
+  typedef Vec Sum;
+  static Sum dot(Sum acc, IVec stored, const uint32_t* words) { return dot_bf16(acc, stored, splat(int32_t(words[0]))); }
+};
+
+// Codes are multiplied by 16-bit integers: even bytes by the pairs of words[0], odd ones by those of words[1]. Exact.
+struct Int8 {
+  static constexpr int kPack = 4, kWords = 2;
+  static constexpr bool kScaled = true;
+  typedef IVec Sum;
+  static Sum dot(Sum acc, IVec stored, const uint32_t* words) {
+    acc = dot_int16(acc, stored & 0x00FF00FF, splat(int32_t(words[0])));
+    return dot_int16(acc, (IVec)((UVec)stored >> 8) & 0x00FF00FF, splat(int32_t(words[1])));
+  }
+};
+
+template <class P>
+constexpr int kItemBytes = 4 / P::kPack;
+
+inline void save(float* p, Vec x) { store(p, x); }
+inline void save(float* p, IVec x) { store_bits(p, x); }
+
+// 16-bit integers x[0..n) (as floats) to the words of Int8: for every four, (x0, x2) and (x1, x3).
+inline void pack_int16(const int32_t* x, int n, uint32_t* words) {
+  for (int i = 0; i < n; i += 4, words += 2) {
+    words[0] = uint32_t(x[i] & 0xFFFF) | uint32_t(x[i + 2]) << 16;
+    words[1] = uint32_t(x[i + 1] & 0xFFFF) | uint32_t(x[i + 3]) << 16;
+  }
+}
+
+// ---- Products of a tile.
+
+// scores[r][t] = q[r] . key[t], kRows rows by kCount groups at a time; the numbers change nothing about a row's own sums.
+template <class P, int kRows, int kCount>
+inline void score(const uint32_t* q, int words, const uint8_t* const* keys, const uint8_t* const* ahead, float* scores) {
+  typename P::Sum sum[kRows][kCount] = {};
+  const int steps = words / P::kWords;
+  for (int i = 0; i < steps; ++i) {
+    for (int j = 0; j < kCount; ++j) __builtin_prefetch(ahead[j] + i * 64, 0, kPrefetchLevel);
+    IVec key[kCount];
+    for (int j = 0; j < kCount; ++j) key[j] = load_bits(keys[j] + i * 64);
+    for (int r = 0; r < kRows; ++r)
+      for (int j = 0; j < kCount; ++j) sum[r][j] = P::dot(sum[r][j], key[j], q + r * words + i * P::kWords);
   }
   for (int r = 0; r < kRows; ++r)
-    for (int j = 0; j < kVecs; ++j) store(weights + r * kTile + j * kLanes, s[r][j]);
+    for (int j = 0; j < kCount; ++j) save(scores + r * kTile + j * kGroup, sum[r][j]);
 }
 
-// out[r] += weights[r] . values, over `tokens` tokens of the tile, 64 columns at a time.
-template <int kRows, int kCols>
-inline void accumulate(const float* weights, const float* values, float* out, int dim, int tokens) {
-  Vec acc[kRows][kCols];
-  for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) acc[r][c] = load(out + r * dim + c * kLanes);
-  for (int t = 0; t < tokens; ++t) {
-    Vec value[kCols];
-    for (int c = 0; c < kCols; ++c) value[c] = load(values + t * dim + c * kLanes);
-    for (int r = 0; r < kRows; ++r) {
-      const Vec w = splat(weights[r * kTile + t]);
-      for (int c = 0; c < kCols; ++c) acc[r][c] = acc[r][c] + w * value[c];
-    }
+template <class P, int kRows>
+inline void score_groups(const uint32_t* q, int words, const Tile& tile, const Tile& ahead, float* scores) {
+  if (tile.groups == kGroups) {
+    score<P, kRows, kGroups>(q, words, tile.keys, ahead.keys, scores);
+    return;
   }
+  for (int j = 0; j < tile.groups; ++j) score<P, kRows, 1>(q, words, tile.keys + j, ahead.keys + j, scores + j * kGroup);
+}
+
+// Adds weights . values of the tile to what was summed before times shrink, kColumns * 16 columns at a time.
+template <class P, int kRows, int kColumns>
+inline void accumulate(int row, int first, int dim, const Tile& tile, const Tile& ahead, Scratch& s) {
+  typename P::Sum sum[kRows][kColumns];
   for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kCols; ++c) store(out + r * dim + c * kLanes, acc[r][c]);
+    for (int c = 0; c < kColumns; ++c) {
+      if constexpr (P::kScaled)
+        sum[r][c] = IVec{};
+      else
+        sum[r][c] = load(s.out + (row + r) * dim + first + c * kLanes) * s.shrink[row + r];
+    }
+  constexpr int kSteps = kGroup / P::kPack, kRowWords = kTile / P::kPack * P::kWords;
+  const uint32_t* weights = s.weights + row * kRowWords;
+  for (int j = 0; j < tile.groups; ++j)
+    for (int i = 0; i < kSteps; ++i) {
+      const int at = (i * dim + first) * 4;
+      IVec value[kColumns];
+      for (int c = 0; c < kColumns; ++c) {
+        __builtin_prefetch(ahead.values[j] + at + c * 64, 0, kPrefetchLevel);
+        value[c] = load_bits(tile.values[j] + at + c * 64);
+      }
+      const uint32_t* words = weights + (j * kSteps + i) * P::kWords;
+      for (int r = 0; r < kRows; ++r)
+        for (int c = 0; c < kColumns; ++c) sum[r][c] = P::dot(sum[r][c], value[c], words + r * kRowWords);
+    }
+  for (int r = 0; r < kRows; ++r)
+    for (int c = 0; c < kColumns; ++c) {
+      float* out = s.out + (row + r) * dim + first + c * kLanes;
+      if constexpr (P::kScaled)
+        store(out, load(out) * s.shrink[row + r] + __builtin_convertvector(sum[r][c] - s.weight_shift[row + r], Vec) * s.weight_step[row + r]);
+      else
+        store(out, sum[r][c]);
+    }
 }
 
-template <int kRows>
-inline void accumulate_all(const float* weights, const float* values, float* out, int dim, int tokens) {
-  int c = 0;
-  for (; c + 64 <= dim; c += 64) accumulate<kRows, 4>(weights, values + c, out + c, dim, tokens);
-  for (; c < dim; c += 16) accumulate<kRows, 1>(weights, values + c, out + c, dim, tokens);
+template <class P, int kRows>
+inline void accumulate_columns(int row, int dim, const Tile& tile, const Tile& ahead, Scratch& s) {
+  int first = 0;
+  for (; first + 64 <= dim; first += 64) accumulate<P, kRows, 4>(row, first, dim, tile, ahead, s);
+  for (; first < dim; first += kLanes) accumulate<P, kRows, 1>(row, first, dim, tile, ahead, s);
 }
 
-template <class Q, class KV>
+// Calls f.operator()<kRows>(row) for rows [first, last), as many at a time as the registers hold.
+template <class F>
+inline void by_rows(int first, int last, const F& f) {
+  int r = first;
+#ifdef __AVX512F__
+  for (; r + 6 <= last; r += 6) f(std::integral_constant<int, 6>{}, r);
+  if (r + 4 <= last) f(std::integral_constant<int, 4>{}, r), r += 4;
+  if (r + 3 <= last) f(std::integral_constant<int, 3>{}, r), r += 3;
+#endif
+  for (; r + 2 <= last; r += 2) f(std::integral_constant<int, 2>{}, r);
+  if (r < last) f(std::integral_constant<int, 1>{}, r);
+}
+
+// ---- Attention of one span's queries to one key head.
+
+template <class P>
 struct Attention {
   const Args& a;
-  int group, dim, size, shift;
+  const int group, dim, words, shift;
+  const int64_t size, group_bytes, block_bytes, row_elements;
 
-  explicit Attention(const Args& args) : a(args), group(int(args.heads / args.kv_heads)), dim(int(args.dim)), size(int(args.block_size)), shift(__builtin_ctzll(args.block_size)) {}
+  explicit Attention(const Args& args)
+      : a(args),
+        group(int(args.heads / args.kv_heads)),
+        dim(int(args.dim)),
+        words(int(args.dim) / P::kPack * P::kWords),
+        shift(__builtin_ctzll(args.block_size)),
+        size(args.block_size),
+        group_bytes(args.dim * kGroup * kItemBytes<P>),
+        block_bytes(args.block_size * (args.dim * kItemBytes<P> + (P::kScaled ? 4 : 0))),
+        row_elements((args.heads + 2 * args.kv_heads) * args.dim) {}
 
-  const KV* block(const void* cache, const Span& span, int64_t token, int64_t head) const {
-    const int64_t id = span.blocks[token >> shift];
-    return static_cast<const KV*>(cache) + ((id * a.kv_heads + head) * size + (token & (size - 1))) * dim;
-  }
-
-  void prefetch(const Span& span, int64_t token, int64_t end, int64_t head) const {
-    for (; token < end; token += size) {
-      const char* k = reinterpret_cast<const char*>(block(a.k, span, token, head));
-      const char* v = reinterpret_cast<const char*>(block(a.v, span, token, head));
-      const int64_t bytes = int64_t(size < kTile ? size : kTile) * dim * sizeof(KV);
-      for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(k + i, 0, 2);
-        __builtin_prefetch(v + i, 0, 2);
+  // One head of a row of qkv as floats rounded to the run's dtype.
+  void read_head(int64_t row, int64_t head, float* to) const {
+    const int64_t column = head * dim, at = row * row_elements + column;
+    const Vec factor = splat(a.row_scale ? a.row_scale[row] : 1.0f);
+    for (int d = 0; d < dim; d += kLanes) {
+      Vec x = a.qkv_is_bf16 ? load(static_cast<const Bf16*>(a.qkv) + at + d) : load(static_cast<const float*>(a.qkv) + at + d);
+      if (a.row_scale) {
+        x = x * factor;
+        if (a.bias) x = x + load(a.bias + column + d);
       }
-      if (size >= kTile) break;
+      store(to + d, in_run_dtype(x));
     }
   }
 
-  // Keys of the tile as float columns, values as float rows; tokens past the end are zero.
-  void gather(const Span& span, int64_t first, int tokens, int64_t head, Scratch& s) const {
-    const KV* keys[kTile];
-    for (int t = 0; t < tokens; ++t) keys[t] = block(a.k, span, first + t, head);
-    for (int t0 = 0; t0 < kTile; t0 += kLanes)
+  Vec in_run_dtype(Vec x) const { return a.run_is_bf16 ? (Vec)(__builtin_convertvector(to_bf16(x), IVec) << 16) : x; }
+
+  // Entries i and i + rotated form a pair (Su et al., arXiv:2104.09864).
+  void rotate(int64_t row, float* x) const {
+    const int n = int(a.rotated);
+    const float *cos = a.cos + row * n, *sin = a.sin + row * n;
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      const Vec first = load(x + i), second = load(x + n + i), c = load(cos + i), s = load(sin + i);
+      store(x + i, in_run_dtype(first * c - second * s));
+      store(x + n + i, in_run_dtype(second * c + first * s));
+    }
+    for (; i < n; ++i) {
+      const float first = x[i], second = x[n + i];
+      x[i] = in_run_dtype(splat(first * cos[i] - second * sin[i]))[0];
+      x[n + i] = in_run_dtype(splat(second * cos[i] + first * sin[i]))[0];
+    }
+  }
+
+  // 8-bit codes of a head with zero point 128, and its scale; as attention/kv_cache.py quantises.
+  float encode(const float* x, uint8_t* codes) const {
+    Vec best = Vec{}, odd = Vec{};
+    for (int d = 0; d < dim; d += kLanes) {
+      const Vec y = load(x + d);
+      best = max((Vec)((IVec)y & 0x7FFFFFFF), best);
+      odd = odd + (y - y);  // NaN where an entry is NaN or infinite
+    }
+    const float most = largest(best), inverse = most > 0.0f && most < INFINITY ? 127.0f / most : 0.0f;
+    for (int d = 0; d < dim; d += kLanes) {
+      const IVec code = nearest(load(x + d) * inverse) + kZeroPoint;
+      for (int i = 0; i < kLanes; ++i) codes[d + i] = uint8_t(code[i]);
+    }
+    return most / 127.0f + total(odd);
+  }
+
+  // Rotates and stores the keys and values of one token.
+  void write(int64_t row, Scratch& s) const {
+    for (int64_t head = 0; head < a.kv_heads; ++head) {
+      const int64_t block = (a.write_block[row] * a.kv_heads + head) * block_bytes, t = a.write_offset[row];
+      uint8_t *k = a.k + block, *v = a.v + block;
+      read_head(row, a.heads + head, s.head);
+      rotate(row, s.head);
+      const float key_scale = put(s.head, k + t / kGroup * group_bytes + t % kGroup * 4, 64);
+      read_head(row, a.heads + a.kv_heads + head, s.head);
+      const float value_scale = put_between(s.head, v + t / P::kPack * dim * 4 + t % P::kPack * kItemBytes<P>);
+      if (P::kScaled) {
+        reinterpret_cast<float*>(k + size * dim)[t] = key_scale;
+        reinterpret_cast<float*>(v + size * dim)[t] = value_scale;
+      }
+    }
+  }
+
+  void expect_write(int64_t row) const {
+    for (int64_t head = 0; head < a.kv_heads; ++head) {
+      const int64_t block = (a.write_block[row] * a.kv_heads + head) * block_bytes, t = a.write_offset[row];
+      const uint8_t *k = a.k + block + t / kGroup * group_bytes, *v = a.v + block + t / P::kPack * dim * 4;
+      for (int i = 0; i < dim / P::kPack; ++i) __builtin_prefetch(k + i * 64, 1, 3);
+      for (int i = 0; i < dim; i += 16) __builtin_prefetch(v + i * 4, 1, 3);
+    }
+  }
+
+  // A head as stored words, `stride` bytes apart.
+  float put(const float* x, uint8_t* to, int64_t stride) const {
+    alignas(64) uint8_t stored[kMaxDim * 4];
+    const float scale = as_stored(x, stored);
+    for (int i = 0; i < dim / P::kPack; ++i) std::memcpy(to + i * stride, stored + i * 4, 4);
+    return scale;
+  }
+
+  // A head's elements, each in a word of its own.
+  float put_between(const float* x, uint8_t* to) const {
+    alignas(64) uint8_t stored[kMaxDim * 4];
+    const float scale = as_stored(x, stored);
+    for (int d = 0; d < dim; ++d) std::memcpy(to + d * 4, stored + d * kItemBytes<P>, kItemBytes<P>);
+    return scale;
+  }
+
+  float as_stored(const float* x, uint8_t* stored) const {
+    if constexpr (P::kPack == 4) {
+      return encode(x, stored);
+    } else if constexpr (P::kPack == 2) {
+      for (int d = 0; d < dim; d += kLanes) store(reinterpret_cast<Bf16*>(stored) + d, load(x + d));
+    } else {
+      std::memcpy(stored, x, dim * 4);
+    }
+    return 0.0f;
+  }
+
+  // A rotated query head in the words that stored keys are multiplied by.
+  void prepare_query(const float* x, int r, Scratch& s) const {
+    uint32_t* q = s.q + r * words;
+    if constexpr (P::kPack == 4) {
+      Vec best = Vec{};
+      Vec odd = Vec{};
       for (int d = 0; d < dim; d += kLanes) {
-        Vec rows[kLanes];
-        for (int t = 0; t < kLanes; ++t) rows[t] = t0 + t < tokens ? load(keys[t0 + t] + d) : Vec{};
-        transpose(rows);
-        for (int i = 0; i < kLanes; ++i) store(s.keys + (d + i) * kTile + t0, rows[i]);
+        best = max((Vec)((IVec)load(x + d) & 0x7FFFFFFF), best);
+        odd = odd + (load(x + d) - load(x + d));
       }
-    for (int t = 0; t < tokens; ++t) {
-      const KV* v = block(a.v, span, first + t, head);
-      for (int d = 0; d < dim; d += kLanes) store(s.values + t * dim + d, load(v + d));
+      const float most = largest(best), inverse = most > 0.0f && most < INFINITY ? kSteps16 / most : 0.0f;
+      alignas(64) int32_t codes[kMaxDim];
+      IVec sum = IVec{};
+      for (int d = 0; d < dim; d += kLanes) {
+        const IVec code = nearest(load(x + d) * inverse);
+        store_bits(codes + d, code);
+        sum = sum + code;
+      }
+      pack_int16(codes, dim, q);
+      int32_t all = 0;
+      for (int i = 0; i < kLanes; ++i) all += sum[i];
+      s.query_shift[r] = kZeroPoint * all;
+      s.query_step[r] = most / kSteps16 + total(odd);
+    } else if constexpr (P::kPack == 2) {
+      for (int d = 0; d < dim; d += kLanes) store(reinterpret_cast<Bf16*>(q) + d, load(x + d));
+    } else {
+      std::memcpy(q, x, dim * 4);
     }
   }
 
-  // Turns scores into weights and rescales what was summed before. `seen`: tokens of the tile visible to the row.
-  void soften(int row, int64_t seen, Scratch& s) const {
-    float* w = s.weights + row * kTile;
-    Vec x[kVecs];
+  void locate(const int32_t* blocks, int64_t head, int64_t token, int64_t end, Tile& tile) const {
+    tile.groups = int(end - token < kTile ? (end - token + kGroup - 1) / kGroup : kGroups);
+    for (int j = 0; j < kGroups; ++j) {
+      const int64_t t = token + (j < tile.groups ? j : 0) * kGroup, inside = t & (size - 1);
+      const int64_t block = (blocks[t >> shift] * a.kv_heads + head) * block_bytes;
+      const int64_t at = block + inside / kGroup * group_bytes;
+      tile.keys[j] = a.k + at;
+      tile.values[j] = a.v + at;
+      if (P::kScaled) {
+        tile.key_scales[j] = reinterpret_cast<const float*>(a.k + block + size * dim) + inside;
+        tile.value_scales[j] = reinterpret_cast<const float*>(a.v + block + size * dim) + inside;
+      }
+    }
+  }
+
+  // Turns a row's products into weights. It sees the tile's tokens [low, seen).
+  void soften(int row, int64_t low, int64_t seen, const Tile& tile, Scratch& s) const {
+    float* scores = s.scores + row * kTile;
+    Vec x[kGroups];
     Vec best = splat(kMinusInf);
-    const IVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int j = 0; j < kVecs; ++j) {
-      x[j] = load(w + j * kLanes);
-      if (seen < kTile) x[j] = lane + j * kLanes < int32_t(seen < 0 ? 0 : seen) ? x[j] : splat(kMinusInf);
-      best = x[j] > best ? x[j] : best;
+    for (int j = 0; j < kGroups; ++j) {
+      if (j >= tile.groups) {
+        x[j] = splat(kMinusInf);
+        continue;
+      }
+      if constexpr (P::kScaled)
+        x[j] = __builtin_convertvector(load_bits(scores + j * kGroup) - s.query_shift[row], Vec) * s.query_step[row] * load(tile.key_scales[j]);
+      else
+        x[j] = load(scores + j * kGroup);
+      x[j] = capped(x[j]);
+      if (seen < (j + 1) * kGroup || low > j * kGroup) {
+        const IVec t = kLane + int32_t(j * kGroup);
+        x[j] = (t < int32_t(seen)) & (t >= int32_t(low)) ? x[j] : splat(kMinusInf);
+      }
+      best = max(x[j], best);
     }
     const float before = s.highest[row];
     const float tile_best = largest(best);
     const float highest = tile_best > before ? tile_best : before;
-    Vec sum = Vec{};
-    for (int j = 0; j < kVecs; ++j) {
-      x[j] = exponential(x[j] - highest);
-      sum = sum + x[j];
-      store(w + j * kLanes, x[j]);
-    }
-    const float shrink = exponential(splat(before - highest))[0];
-    s.sum[row] = s.sum[row] * shrink + total(sum);
     s.highest[row] = highest;
-    if (shrink != 1.0f) {
-      float* out = s.out + row * dim;
-      for (int d = 0; d < dim; d += kLanes) store(out + d, load(out + d) * shrink);
+    Vec sum = Vec{};
+    for (int j = 0; j < tile.groups; ++j) {
+      x[j] = exp2_negative(x[j] - highest);
+      sum = sum + x[j];
+    }
+    s.shrink[row] = exp2_negative(splat(before - highest))[0];
+    s.sum[row] = s.sum[row] * s.shrink[row] + total(sum);
+    keep_weights(row, x, tile, s);
+  }
+
+  Vec capped(Vec x) const {  // in units of log2(e): softmax runs on powers of two
+    if (a.softcap == 0.0f) return x * (a.scale * kLog2e);
+    const Vec y = x * (a.scale / a.softcap);
+    const Vec size = (Vec)((IVec)y & 0x7FFFFFFF);
+    const Vec e = exp2_negative(size * (-2.0f * kLog2e));
+    const Vec tanh = (1.0f - e) / (1.0f + e);
+    return (Vec)((IVec)tanh | ((IVec)y & (int32_t)0x80000000)) * (a.softcap * kLog2e);
+  }
+
+  void keep_weights(int row, const Vec* x, const Tile& tile, Scratch& s) const {
+    uint32_t* words = s.weights + row * (kTile / P::kPack * P::kWords);
+    if constexpr (P::kPack == 4) {
+      Vec scaled[kGroups];
+      Vec best = Vec{};
+      for (int j = 0; j < tile.groups; ++j) {
+        scaled[j] = x[j] * load(tile.value_scales[j]);
+        best = max(scaled[j], best);
+      }
+      const float most = largest(best), inverse = most > 0.0f && most < INFINITY ? kSteps16 / most : 0.0f;
+      alignas(64) int32_t codes[kTile];
+      IVec sum = IVec{};
+      for (int j = 0; j < tile.groups; ++j) {
+        const IVec code = nearest(scaled[j] * inverse);
+        store_bits(codes + j * kGroup, code);
+        sum = sum + code;
+      }
+      pack_int16(codes, tile.groups * kGroup, words);
+      int32_t all = 0;
+      for (int i = 0; i < kLanes; ++i) all += sum[i];
+      s.weight_shift[row] = kZeroPoint * all;
+      s.weight_step[row] = most / kSteps16;
+    } else if constexpr (P::kPack == 2) {
+      for (int j = 0; j < tile.groups; ++j) store(reinterpret_cast<Bf16*>(words) + j * kGroup, x[j]);
+    } else {
+      for (int j = 0; j < tile.groups; ++j) store(reinterpret_cast<float*>(words) + j * kGroup, x[j]);
     }
   }
 
-  void run(const Span& span, int64_t first_query, int64_t queries, int64_t head, Scratch& s) const {
-    const int rows = int(queries) * group;
-    const Q* q = static_cast<const Q*>(a.q);
+  struct Item {
+    const int32_t* blocks;
+    int64_t first_row;    // of qkv and out
+    int64_t first_query;  // position of the first query
+    int64_t queries;
+    int64_t head;
+
+    int64_t end() const { return first_query + queries; }  // tokens that the last query sees
+  };
+
+  Item item(int64_t claim) const {
+    const int64_t number = claim / a.kv_heads, span = a.item_span[number], first = a.item_first[number], left = a.count[span] - first;
+    return {a.block_table + int64_t(a.slots[span]) * a.table_width, a.query_start[span] + first, a.start[span] + first, left < a.item_queries ? left : a.item_queries,
+            claim % a.kv_heads};
+  }
+
+  int64_t first_tile(const Item& item) const {
+    const int64_t low = a.window ? item.first_query + 1 - a.window : 0;
+    return low <= 0 ? 0 : low / kTile * kTile;
+  }
+
+  void locate_first(const Item& item, Tile& tile) const { locate(item.blocks, item.head, first_tile(item), item.end(), tile); }
+
+  // `tile` is the item's first; `next` is the item that this thread does after it, or null.
+  void run(const Item& item, const Item* next, Scratch& s) const {
+    const int rows = int(item.queries) * group;
     for (int r = 0; r < rows; ++r) {
-      const Q* from = q + ((span.query_row + first_query + r / group) * a.heads + head * group + r % group) * dim;
-      for (int d = 0; d < dim; d += kLanes) store(s.q + r * dim + d, load(from + d) * a.scale);
-      s.highest[r] = kMinusInf;
+      read_head(item.first_row + r / group, item.head * group + r % group, s.head);
+      rotate(item.first_row + r / group, s.head);
+      prepare_query(s.head, r, s);
+      s.highest[r] = kLevel;
       s.sum[r] = 0.0f;
     }
     std::memset(s.out, 0, sizeof(float) * rows * dim);
-    const int64_t end = span.start + first_query + queries;  // tokens that the last query sees
-    for (int64_t tile = 0; tile < end; tile += kTile) {
-      const int tokens = int(end - tile < kTile ? end - tile : kTile);
-      if (tile + kTile < end) prefetch(span, tile + kTile, end < tile + 2 * kTile ? end : tile + 2 * kTile, head);
-      gather(span, tile, tokens, head, s);
-      int r = 0;
-      for (; r + 4 <= rows; r += 4) scores<4>(s.q + r * dim, s.keys, s.weights + r * kTile, dim);
-      for (; r + 3 <= rows; r += 3) scores<3>(s.q + r * dim, s.keys, s.weights + r * kTile, dim);
-      for (; r < rows; ++r) scores<1>(s.q + r * dim, s.keys, s.weights + r * kTile, dim);
-      for (r = 0; r < rows; ++r) soften(r, span.start + first_query + r / group + 1 - tile, s);
-      for (r = 0; r + 4 <= rows; r += 4) accumulate_all<4>(s.weights + r * kTile, s.values, s.out + r * dim, dim, tokens);
-      for (; r + 3 <= rows; r += 3) accumulate_all<3>(s.weights + r * kTile, s.values, s.out + r * dim, dim, tokens);
-      for (; r < rows; ++r) accumulate_all<1>(s.weights + r * kTile, s.values, s.out + r * dim, dim, tokens);
+    Tile tile, ahead;
+    locate_first(item, ahead);
+    for (int64_t token = first_tile(item); token < item.end(); token += kTile) {
+      tile = ahead;
+      if (token + kTile < item.end())
+        locate(item.blocks, item.head, token + kTile, item.end(), ahead);
+      else if (next)
+        locate_first(*next, ahead);
+      // Queries before the tile see nothing of it.
+      const int first = token > item.first_query ? int(token - item.first_query) * group : 0;
+      by_rows(first, rows, [&](auto count, int r) { score_groups<P, count>(s.q + r * words, words, tile, ahead, s.scores + r * kTile); });
+      for (int r = first; r < rows; ++r) {
+        const int64_t seen = item.first_query + r / group + 1 - token;
+        soften(r, a.window ? seen - a.window : 0, seen, tile, s);
+      }
+      by_rows(first, rows, [&](auto count, int r) { accumulate_columns<P, count>(r, dim, tile, ahead, s); });
+      for (int j = tile.groups; j < ahead.groups; ++j)
+        for (int64_t i = 0; i < group_bytes; i += 64) {
+          __builtin_prefetch(ahead.keys[j] + i, 0, kPrefetchLevel);
+          __builtin_prefetch(ahead.values[j] + i, 0, kPrefetchLevel);
+        }
     }
-    Q* out = static_cast<Q*>(a.out);
-    for (int r = 0; r < rows; ++r) {
-      Q* to = out + ((span.query_row + first_query + r / group) * a.heads + head * group + r % group) * dim;
-      const float inverse = 1.0f / s.sum[r];
-      for (int d = 0; d < dim; d += kLanes) store(to + d, load(s.out + r * dim + d) * inverse);
+    for (int r = 0; r < rows; ++r) finish(item, r, s);
+  }
+
+  void finish(const Item& item, int r, const Scratch& s) const {
+    const int64_t at = ((item.first_row + r / group) * a.heads + item.head * group + r % group) * dim;
+    const float inverse = 1.0f / s.sum[r];
+    for (int d = 0; d < dim; d += kLanes) {
+      const Vec x = load(s.out + r * dim + d) * inverse;
+      if (a.run_is_bf16)
+        store(static_cast<Bf16*>(a.out) + at + d, x);
+      else
+        store(static_cast<float*>(a.out) + at + d, x);
     }
   }
 };
+
+// ---- Threads.
 
 struct Work {
   const Args* args;
   std::atomic<int64_t> next;
 };
 
-// Work items are claimed one by one: a fixed split would wait for the thread with the longest contexts.
-template <class Q, class KV>
-void worker(int64_t, int64_t, void* context) {
-  Work& work = *static_cast<Work*>(context);
-  const Args& a = *work.args;
-  static thread_local Scratch scratch;
-  const Attention<Q, KV> attention(a);
-  for (;;) {
-    const int64_t claim = work.next.fetch_add(1, std::memory_order_relaxed);
-    if (claim >= a.num_items * a.kv_heads) return;
-    const int64_t item = claim / a.kv_heads, i = a.item_span[item], first = a.item_first[item];
-    const Span span = {a.query_start[i], a.start[i], a.count[i], a.block_table + int64_t(a.slots[i]) * a.table_width};
-    const int64_t left = span.count - first;
-    attention.run(span, first, left < kQueries ? left : kQueries, claim % a.kv_heads, scratch);
+Scratch& scratch() {
+  static thread_local Scratch own;
+  return own;
+}
+
+template <class P>
+void write_rows(int64_t begin, int64_t end, void* context) {
+  const Attention<P> attention(*static_cast<const Work*>(context)->args);
+  if (begin < end) attention.expect_write(begin);
+  for (int64_t row = begin; row < end; ++row) {
+    if (row + 1 < end) attention.expect_write(row + 1);
+    attention.write(row, scratch());
   }
 }
 
-template <class Q, class KV>
+// Work items are claimed one by one: a fixed split would wait for the thread with the longest contexts. Each thread
+// claims one ahead, to prefetch its first tile.
+template <class P>
+void attend_items(int64_t, int64_t, void* context) {
+  Work& work = *static_cast<Work*>(context);
+  const Args& a = *work.args;
+  const Attention<P> attention(a);
+  const int64_t claims = a.num_items * a.kv_heads;
+  int64_t claim = work.next.fetch_add(1, std::memory_order_relaxed);
+  while (claim < claims) {
+    const int64_t after = work.next.fetch_add(1, std::memory_order_relaxed);
+    const auto item = attention.item(claim), next = attention.item(after < claims ? after : claim);
+    attention.run(item, after < claims ? &next : nullptr, scratch());
+    claim = after;
+  }
+}
+
+template <class P>
 void run_all(const Args& args) {
   Work work{&args, {0}};
   uint32_t threads = 1;
   torch_get_num_threads(&threads);
-  torch_parallel_for(0, threads, 1, worker<Q, KV>, &work);
+  torch_parallel_for(0, args.num_tokens, 8, write_rows<P>, &work);
+  torch_parallel_for(0, threads, 1, attend_items<P>, &work);
 }
 
 }  // namespace
 
-extern "C" void batchinfer_attention(const Args* args, int32_t q_is_bf16, int32_t kv_is_bf16) {
-  if (q_is_bf16)
-    kv_is_bf16 ? run_all<Bf16, Bf16>(*args) : run_all<Bf16, float>(*args);
+// kv_bytes: bytes of a stored element, 4 (float), 2 (bf16) or 1 (codes with scales).
+extern "C" void batchinfer_attention(const Args* args, int32_t kv_bytes) {
+  if (kv_bytes == 4)
+    run_all<Float32>(*args);
+  else if (kv_bytes == 2)
+    run_all<BFloat16>(*args);
   else
-    kv_is_bf16 ? run_all<float, Bf16>(*args) : run_all<float, float>(*args);
+    run_all<Int8>(*args);
 }
