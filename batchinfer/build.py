@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from batchinfer.engine import ControlPlane, Engine, EngineFacts
     from batchinfer.layers.linear import Linear
     from batchinfer.model.decoder import Decoder
+    from batchinfer.model.footprint import Footprint
     from batchinfer.ops.table import Choice
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
 
-KERNELS_THAT_ROUND = ("attention", "rms_norm", "silu_and_mul", "rotary")  # another implementation may change a last bit
+KERNELS_THAT_ROUND = ("matmul", "attention", "rms_norm", "silu_and_mul")  # another implementation may change a last bit
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
 CUDA_DEFAULTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 32}
 
@@ -87,39 +88,59 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
 
 def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
     """(out, in) of every kind of linear layer, fused as they run."""
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    return [
-        (q + 2 * kv, model.hidden_size),
-        (model.hidden_size, q),
-        (2 * model.intermediate_size, model.hidden_size),
-        (model.hidden_size, model.intermediate_size),
-        (model.vocab_size, model.hidden_size),
-    ]
+    from batchinfer.model.footprint import head_shape, layer_shapes
+
+    return [*layer_shapes(model), head_shape(model)]
 
 
 def compute_target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
     """Device and number format of this model under these settings."""
-    from batchinfer.runtime.device import choose_target
+    from batchinfer.runtime.device import Wanted, choose_target
 
-    quantised = model.files.kind == "gguf" and model.config.dtype == "float32"
-    return choose_target(config.device, config.dtype, model.config.dtype, quantised)
+    return choose_target(Wanted(config.device, config.dtype, config.quantization), model.config.dtype, _is_quantised(model))
+
+
+def _is_quantised(model: ModelHandle) -> bool:
+    """True where the checkpoint's weights are of fewer bits than any dtype, and widened at load."""
+    return model.files.kind == "gguf" and model.config.dtype == "float32"
+
+
+def weight_footprint(model: ModelHandle, target: ComputeTarget, quantization: str | None = None) -> Footprint:
+    """Bytes of the model's weights as the target holds them, or as they would be with another quantization."""
+    from batchinfer.layers.linear import pack_dense
+    from batchinfer.model.footprint import Footprint
+
+    name = quantization or target.linear.name
+    original = 2 if name == "none" and target.dtype.itemsize == 2 and not _is_quantised(model) else 4  # quantised from float32
+    shares_table = model.config.tied_head and name == "none" and target.linear.pack is pack_dense
+    return Footprint.of(model.config, name, target.dtype.itemsize, original, shares_table)
 
 
 def _load(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, Linear]:
-    import math
-
     from batchinfer.model.assemble import Placement, assemble
     from batchinfer.model.load import iter_weights
     from batchinfer.runtime.pool_size import free_bytes
 
     weights = iter_weights(model.files, model.config)
-    size = sum(math.prod(shape) for shape in model.config.tensor_shapes().values()) * target.dtype.itemsize
-    free = free_bytes(target.device)
-    if size > free:
-        raise CapacityError(
-            f"the weights of {model.files.name} take {size / 2**30:.1f} GiB in {target.dtype_name}; {free / 2**30:.1f} GiB of memory are free"
-        )
-    return assemble(model.config, weights, Placement(target.dtype, target.device, target.pack, target.ops), model.max_model_len)
+    free, size = free_bytes(target.device), weight_footprint(model, target)
+    if size.peak > free:
+        raise CapacityError(_too_large(model, target, free))
+    return assemble(model.config, weights, Placement(target.dtype, target.device, target.linear, target.ops), model.max_model_len)
+
+
+def _too_large(model: ModelHandle, target: ComputeTarget, free: int) -> str:
+    size, gib = weight_footprint(model, target), 2**30
+    held_as = target.dtype_name if target.linear.name == "none" else target.linear.name
+    text = (
+        f"the weights of {model.files.name} take {size.held / gib:.1f} GiB as {held_as}, {size.peak / gib:.1f} GiB while they are loaded; "
+        f"{free / gib:.1f} GiB of memory are free"
+    )
+    if target.device.type != "cpu":
+        return text
+    others = {name: weight_footprint(model, target, name) for name in ("int8", "int4")}
+    return text + "".join(
+        f"; with --quantization {name} {other.peak / gib:.1f} GiB are enough" for name, other in others.items() if other.peak <= free
+    )
 
 
 def batch_sizes(config: EngineConfig, target: ComputeTarget) -> dict[str, int]:
@@ -134,7 +155,7 @@ def engine_limits(config: EngineConfig, model: ModelHandle, target: ComputeTarge
     from batchinfer.core.admission import EngineLimits
     from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks
 
-    sizes, kv_name = batch_sizes(config, target), _kv_dtype(config, target)
+    sizes, kv_name = batch_sizes(config, target), kv_dtype_of(config, target)
     per_token = KV_FORMATS[kv_name].bytes_per_token(_attn_spec(model.config), model.config.num_layers)
     ask = PoolRequest(
         block_size=sizes["block_size"],
@@ -204,10 +225,10 @@ def _data_plane(
         model.config.num_layers,
         control.memory.pool.num_blocks,
         block_size,
-        KV_FORMATS[_kv_dtype(config, target)],
+        KV_FORMATS[kv_dtype_of(config, target)],
         target.device,
     )
-    attention, choice = choose_attention(kv, target.device)
+    attention, choice = choose_attention(kv, target)
     return DataPlane(
         batcher=RaggedBatchBuilder(table, block_size, target.device),
         runner=EagerRunner(decoder, attention),
@@ -239,8 +260,9 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
     same = "yes" if on_cpu else "not promised on a GPU"
     if differ:
         same = "no, linear layers of shape " + ", ".join(f"{o}x{i}" for o, i in differ) + " differ on this processor"
+    made = (*target.choices, *_quantization_hint(config, model, target), _kv_choice(config, target), *data.choices)
     choices = [
-        *map(str, (*target.choices, *data.choices)),
+        *map(str, made),
         f"batch: up to {limits.max_num_seqs:,} rows, {limits.max_num_batched_tokens:,} tokens a step; context {limits.max_model_len:,} tokens",
         f"threads: {torch.get_num_threads()}",
         f"same bytes at any batch: {same}",
@@ -250,8 +272,9 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
         "device": target.device.type,
         "dtype": target.dtype_name,
         "quantization": config.quantization,
-        "kv_cache_dtype": _kv_dtype(config, target),
-        **{choice.operation: choice.chosen for choice in (*target.choices, *data.choices) if choice.operation in KERNELS_THAT_ROUND},
+        "kv_cache_dtype": kv_dtype_of(config, target),
+        **{choice.operation: choice.chosen for choice in made if choice.operation in KERNELS_THAT_ROUND},
+        "native": target.native.target,
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
@@ -268,7 +291,32 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
     return EngineFacts(choices, settings)
 
 
-def _kv_dtype(config: EngineConfig, target: ComputeTarget) -> str:
+def _quantization_hint(config: EngineConfig, model: ModelHandle, target: ComputeTarget) -> list[Choice]:
+    """One line on what 8 bits would gain here, as measured; none where they would not."""
+    from batchinfer.ops.table import Choice
+    from batchinfer.runtime.gain import int8_speed_up
+
+    times = None if config.fake_model else int8_speed_up(target, linear_shapes(model.config)[:-1])
+    if times is None:
+        return []
+    own = "the model's own precision; " if target.dtype_name == model.config.dtype and not _is_quantised(model) else ""
+    share = "half" if target.dtype.itemsize == 2 else "a quarter of"
+    hint = f"--quantization int8 multiplies {times:.1f}x as fast here with {share} the bytes of weights"
+    if config.kv_cache_dtype == "int8":
+        return [Choice("quantization", "none", f"{own}{hint}; it changes some answers")]
+    cache = f"--kv-cache-dtype int8 keeps keys and values in some {share} the bytes"
+    return [Choice("quantization", "none", f"{own}{hint}, {cache}; either changes some answers")]
+
+
+def _kv_choice(config: EngineConfig, target: ComputeTarget) -> Choice:
+    from batchinfer.ops.table import Choice
+
+    reasons = {"auto": "the run's dtype", "int8": "asked for; a scale for every head of every token"}
+    return Choice("KV dtype", kv_dtype_of(config, target), reasons.get(config.kv_cache_dtype, "asked for"))
+
+
+def kv_dtype_of(config: EngineConfig, target: ComputeTarget) -> str:
+    """The format of keys and values: `auto` is always the run's dtype, so that 8 bits are asked for by name."""
     return target.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 

@@ -9,12 +9,13 @@ from batchinfer.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bf16", "float32")
-KV_DTYPES = ("auto", "bf16", "float32")
-QUANTIZATIONS = ("none",)
+KV_DTYPES = ("auto", "bf16", "float32", "int8")
+QUANTIZATIONS = ("none", "int8", "int4")
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # kernels lay 16 keys side by side
 ORDERS = ("auto", "arrival")
 LATER = {  # accepted words that a later version will run: refused by name
-    "kv_cache_dtype": ("fp8", "int8"),
-    "quantization": ("int8", "int4", "fp8"),
+    "kv_cache_dtype": ("fp8",),
+    "quantization": ("fp8",),
     "order": ("global",),
 }
 
@@ -60,9 +61,6 @@ class EngineConfig:
             raise ConfigError(f"--block-size {self.block_size}: must be one of {', '.join(map(str, BLOCK_SIZES))}")
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
             raise ConfigError("--num-kv-blocks and --kv-cache-memory both size the KV pool; give one of them")
-
-
-BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -73,8 +73,9 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     from batchinfer.io.results import ResultColumns
     from batchinfer.io.source import find_files
     from batchinfer.job.rows_in import RowStream, open_rows
-    from batchinfer.reports.limit import ModelDims, machine_rates
+    from batchinfer.reports.limit import ModelDims
     from batchinfer.reports.plan import JobPlan, RowTally, judge_fit, least_seconds
+    from batchinfer.reports.rates import Arithmetic, machine_rates
 
     stream = RowStream.open(find_files(options.input), options, ResultColumns())
     model = open_model(config)
@@ -84,8 +85,9 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     fit = judge_fit(config, model, tally)
     seconds = None
     if fit is not None and not config.fake_model:
-        dims = ModelDims.of(model.config, fit.dtype, fit.kv_bytes_per_token)
-        rates = machine_rates(fit.dtype, "cpu" if fit.device == "cpu" else "cuda")
+        arithmetic = Arithmetic(fit.dtype, fit.quantization, fit.kv_cache_dtype)
+        dims = ModelDims.of(model.config, arithmetic, fit.kv_bytes_per_token)
+        rates = machine_rates(arithmetic, "cpu" if fit.device == "cpu" else "cuda")
         seconds = least_seconds(dims, rates, (tally.prompt_lengths, tally.output_limits), fit.rows_at_once)
     notes = [*rows.notes, rows.treatment]
     if rows.parameter_columns:

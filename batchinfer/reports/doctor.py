@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchinfer.config import cache_root
+from batchinfer.errors import BatchInferError, ConfigError
 from batchinfer.machine import read_machine, read_memory, read_versions, usable_cores
 from batchinfer.reports.wording import in_bytes
 
 LEAST_MEMORY = 2 << 30  # bytes below which even the smallest model is cramped
 TESTED_SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]  # (out, in) of the default model's layers
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LARGE_PAGES_MEAN = {
+    "always": "always: the KV pool and everything else large gets them",
+    "madvise": "madvise: the KV pool asks for them",
+    "never": "never: attention over a large KV pool is slower (root can write madvise to /sys/kernel/mm/transparent_hugepage/enabled)",
+}
 GPU_DEVICE_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 
@@ -46,9 +53,11 @@ class Findings:
 def examine(threads: int | None = None) -> Findings:
     """Look at everything; a part that fails is a finding, never the end of the examination."""
     findings = Findings()
-    for look in (_machine, _versions, _devices, _kernels, _caches):
+    for look in (_machine, _versions, _devices, _number_formats, _native, _kernels, _caches):
         try:
             look(findings, threads)
+        except ConfigError as error:  # a setting of the environment, which says itself what is wrong with it
+            findings.problems.append(str(error))
         except Exception as error:  # one broken part must not hide the others
             findings.problems.append(f"{look.__name__.strip('_')} could not be examined: {type(error).__name__}: {error}")
     return findings
@@ -62,12 +71,22 @@ def _machine(findings: Findings, threads: int | None) -> None:
     section.add("memory", f"{in_bytes(memory.total)}, {in_bytes(memory.available)} available")
     if memory.cgroup_limit is not None:
         section.add("memory limit", f"{in_bytes(memory.cgroup_limit)} by the cgroup, {in_bytes(memory.cgroup_used or 0)} of it used")
+    section.add("large pages", large_pages())
     if memory.free < LEAST_MEMORY:
         findings.problems.append(f"only {in_bytes(memory.free)} of memory is free: even a small model may not fit")
     if threads is not None and threads > usable_cores():
         findings.problems.append(
             f"--threads {threads} is more than the {usable_cores()} cores that this process may use: slower, not faster"
         )
+
+
+def large_pages(setting: Path = LARGE_PAGES) -> str:
+    """What the kernel does about large pages for the KV pool, and what that means."""
+    try:
+        chosen = setting.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        chosen = ""
+    return LARGE_PAGES_MEAN.get(chosen, "the system does not say; the KV pool asks for them where it can")
 
 
 def _versions(findings: Findings, threads: int | None) -> None:
@@ -139,56 +158,80 @@ def gpus_seen() -> list[str]:
     return ["an NVIDIA GPU"] if any(os.path.exists(path) for path in GPU_DEVICE_FILES) else []
 
 
-def _kernels(findings: Findings, threads: int | None) -> None:
+def _number_formats(findings: Findings, threads: int | None) -> None:
     import torch
 
-    from batchinfer.errors import BatchInferError
-    from batchinfer.runtime.device import choose_target
-    from batchinfer.runtime.self_test import linear_shapes_that_differ
+    from batchinfer.runtime.device import Wanted, choose_target
 
     if threads is not None:
         torch.set_num_threads(threads)
     section = findings.section("number format, unless --dtype says otherwise")
     for own, quantised in {"bf16": False, "float32": False, "quantised": True}.items():
-        chosen = next(c for c in choose_target("auto", "auto", own, quantised).choices if c.operation == "dtype")
+        chosen = next(c for c in choose_target(Wanted(), own, quantised).choices if c.operation == "dtype")
         section.add(f"{own} weights", f"{chosen.chosen} ({chosen.reason})")
-    _attention(findings)
-    for dtype in ("bf16", "float32"):
-        section = findings.section(f"kernels, {dtype}")
+
+
+def _native(findings: Findings, threads: int | None) -> None:
+    from batchinfer.ops.native.library import SWITCH, load_native
+
+    section, native = findings.section("native library"), load_native()
+    if native.library is None:
+        section.add("cpu", f"plain torch, slower ({native.reason})")
+        if SWITCH not in native.reason:
+            findings.problems.append(f"the native library is not used, which makes a run several times slower: {native.reason}")
+        return
+    section.add("cpu", f"native library ({native.reason})")
+    others = [f"{SWITCH}=off takes plain torch, slower"]
+    if native.variant != "avx2":
+        others.append(f"{SWITCH}=avx2 the variant for processors without AVX-512")
+    section.add("otherwise", "; ".join(others))
+
+
+def _kernels(findings: Findings, threads: int | None) -> None:
+    for dtype, quantization in (("bf16", "none"), ("float32", "none"), ("auto", "int8"), ("auto", "int4")):
+        section = findings.section(f"kernels, {dtype}" if quantization == "none" else f"kernels, --quantization {quantization}")
         try:
-            target = choose_target("auto", dtype, dtype, False)
+            _list_kernels(findings, section, dtype, quantization)
         except BatchInferError as error:
             section.add("not here", str(error))
-            continue
-        for choice in target.choices:
-            if choice.operation != "dtype":  # the title says it, and nobody asked for it
-                section.add(choice.operation, f"{choice.chosen} ({choice.reason})")
-        if target.device.type == "cpu":
-            differ = linear_shapes_that_differ(target, TESTED_SHAPES)
-            section.add("self-test", "a row's linear products do not depend on its neighbours" if not differ else "failed")
-            if differ:
-                shapes = ", ".join(f"{o}x{i}" for o, i in differ)
-                findings.problems.append(
-                    f"{dtype} linear layers of shape {shapes} give a row other bits beside other neighbours: the same job gives the same "
-                    "bytes, but other settings may differ where two candidates lie within rounding"
-                )
 
 
-def _attention(findings: Findings) -> None:
-    import torch
+def _list_kernels(findings: Findings, section: Section, dtype: str, quantization: str) -> None:
+    """Each operation's kernel and why, and what the self-test says. Raises `BatchInferError` for what cannot run here."""
+    from batchinfer.runtime.device import Wanted, choose_target
+    from batchinfer.runtime.self_test import linear_shapes_that_differ
 
-    from batchinfer.ops.native.library import load_native
-
-    section = findings.section("attention")
-    if torch.cuda.is_available():
-        section.add("cuda", "plain torch; the only one for this device in this version")
-    native = load_native()
-    if native.library is not None:
-        section.add("cpu", f"native library ({native.reason})")
+    target = choose_target(Wanted("auto", dtype, quantization), "bf16" if dtype == "auto" else dtype, False)
+    for choice in target.choices:
+        if choice.operation not in ("dtype", "quantization"):  # the title says them, and nobody asked
+            section.add(choice.operation, f"{choice.chosen} ({choice.reason})")
+    if target.device.type != "cpu":
         return
-    section.add("cpu", f"plain torch, slower ({native.reason})")
-    if "BATCHINFER_NATIVE" not in native.reason:
-        findings.problems.append(f"the native attention library is not used: {native.reason}")
+    used = "native" if target.native.library is not None else "reference, slower"
+    section.add("attention", f"{used} ({target.native.reason}); keys and values in {target.dtype_name} or int8")
+    if quantization == "int8":
+        _int8_facts(section)
+    differ = linear_shapes_that_differ(target, TESTED_SHAPES)
+    section.add("self-test", "a row's linear products do not depend on its neighbours" if not differ else "failed")
+    if differ:
+        shapes = ", ".join(f"{o}x{i}" for o, i in differ)
+        findings.problems.append(
+            f"{dtype if quantization == 'none' else quantization} linear layers of shape {shapes} give a row other bits beside other "
+            "neighbours: the same job gives the same bytes, but other settings may differ where two candidates lie within rounding"
+        )
+
+
+def _int8_facts(section: Section) -> None:
+    from batchinfer.layers.linear import pack_int8
+    from batchinfer.layers.linear_check import int8_product_saturates
+    from batchinfer.runtime.device import Wanted, choose_target
+    from batchinfer.runtime.gain import int8_speed_up
+
+    exact = "no: the multiply-add saturates" if int8_product_saturates(pack_int8) else "yes"
+    section.add("exact sums", f"{exact} (8-bit products of the largest numbers, against sums of integers)")
+    own = choose_target(Wanted(), "bf16", False)
+    times = int8_speed_up(own, TESTED_SHAPES)
+    section.add("speed", "products no faster than without" if times is None else f"products {times:.1f}x as fast as in {own.dtype_name}")
 
 
 def _caches(findings: Findings, threads: int | None) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from batchinfer.reports.limit import BYTES, LimitMeter, ModelDims, machine_rates
+from batchinfer.reports.limit import ITEM_BYTES, LimitMeter, ModelDims
+from batchinfer.reports.rates import Arithmetic, machine_rates
 
 if TYPE_CHECKING:
     from batchinfer.build import JobNeed, ModelHandle
@@ -47,8 +49,13 @@ class RunMeter:
 
 def meter_for(engine: Engine, model: ModelHandle, measure_again: bool) -> LimitMeter | None:
     """A meter for an engine's steps; None where its arithmetic is not one that the limit is known for."""
-    dtype, device = str(engine.settings.get("dtype")), str(engine.settings.get("device", "cpu"))
-    if dtype not in BYTES or device not in ("cpu", "cuda"):
+    arithmetic, device = arithmetic_of(engine.settings), str(engine.settings.get("device", "cpu"))
+    if arithmetic.dtype not in ITEM_BYTES or device not in ("cpu", "cuda"):
         return None
-    dims = ModelDims.of(model.config, dtype, engine.limits.kv_bytes_per_token)
-    return LimitMeter(dims, machine_rates(dtype, device, measure_again))
+    dims = ModelDims.of(model.config, arithmetic, engine.limits.kv_bytes_per_token)
+    return LimitMeter(dims, machine_rates(arithmetic, device, measure_again))
+
+
+def arithmetic_of(settings: Mapping[str, object]) -> Arithmetic:
+    """The formats that an engine's settings came out as."""
+    return Arithmetic(*(str(settings.get(name)) for name in ("dtype", "quantization", "kv_cache_dtype")))

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from batchinfer.core.request import Request, Result
 from batchinfer.io.record import InputRow
-from batchinfer.reports.limit import MachineRates, ModelDims
+from batchinfer.reports.limit import ModelDims
+from batchinfer.reports.rates import MachineRates
 from batchinfer.reports.wording import in_bytes, in_words, plural
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class Fit:
 
     device: str
     dtype: str
+    quantization: str
+    kv_cache_dtype: str
     weight_bytes: int
     free_bytes: int
     kv_bytes_per_token: int
@@ -158,7 +161,7 @@ def judge_fit(config: EngineConfig, model: ModelHandle, tally: RowTally) -> Fit 
     """Weights, KV bytes and pool of this job on this machine, by the rules that the engine is built with."""
     import torch
 
-    from batchinfer.build import JobNeed, batch_sizes, compute_target, engine_limits
+    from batchinfer.build import JobNeed, batch_sizes, compute_target, engine_limits, kv_dtype_of, weight_footprint
     from batchinfer.runtime.pool_size import free_bytes
 
     if not tally.prompt_lengths:
@@ -167,11 +170,12 @@ def judge_fit(config: EngineConfig, model: ModelHandle, tally: RowTally) -> Fit 
     seqs = batch_sizes(config, target)["max_num_seqs"]
     lengths = np.array(tally.prompt_lengths, np.int64) + np.array(tally.output_limits, np.int64)
     limits, pool = engine_limits(config, model, target, JobNeed(int(np.sort(lengths)[::-1][:seqs].sum())))
-    dims = ModelDims.of(model.config, target.dtype_name, limits.kv_bytes_per_token)
     return Fit(
         device=target.device.type if target.device.type == "cpu" else torch.cuda.get_device_name(),
         dtype=target.dtype_name,
-        weight_bytes=dims.weight_bytes * (dims.layer_parameters + dims.head_parameters),
+        quantization=target.linear.name,
+        kv_cache_dtype=kv_dtype_of(config, target),
+        weight_bytes=weight_footprint(model, target).held,
         free_bytes=free_bytes(target.device),
         kv_bytes_per_token=limits.kv_bytes_per_token,
         pool_tokens=limits.pool_tokens,
@@ -186,10 +190,11 @@ def least_seconds(dims: ModelDims, rates: MachineRates, lengths: tuple[Sequence[
     tokens = float(prompts.sum() + outputs.sum())
     steps = float(outputs.sum()) / max(1, rows_at_once)
     linear = 2.0 * dims.layer_parameters * tokens + 2.0 * dims.head_parameters * float(outputs.sum())
-    weights = dims.weight_bytes * (dims.layer_parameters + dims.head_parameters) * steps
-    read = float((outputs * (prompts + outputs / 2)).sum()) * dims.kv_bytes
+    weights = (dims.layer_bytes + dims.head_bytes) * steps
+    decoded = float((outputs * (prompts + outputs / 2)).sum())  # pairs of a new token and one before it
+    decode = max(decoded * dims.kv_bytes / rates.bytes, decoded * dims.attention_flops / rates.attention_flops)
     prefill = float((prompts * prompts / 2).sum()) * dims.attention_flops
-    return max(weights / rates.bytes, linear / rates.flops) + read / rates.bytes + prefill / rates.flops
+    return max(weights / rates.bytes, linear / rates.flops) + decode + prefill / rates.attention_flops
 
 
 def plan_picture(plan: JobPlan) -> RenderableType:
@@ -207,10 +212,11 @@ def plan_picture(plan: JobPlan) -> RenderableType:
     if tally.clipped:
         table.add_row("clipped", f"{plural(tally.clipped, 'row')} with max_tokens beyond the context of {tally.max_model_len:,} tokens")
     if fit is not None:
-        table.add_row("memory", f"{in_bytes(fit.free_bytes)} free on {fit.device}; weights {in_bytes(fit.weight_bytes)} as {fit.dtype}")
+        weights = fit.dtype if fit.quantization == "none" else f"{fit.quantization}, computed in {fit.dtype}"
+        table.add_row("memory", f"{in_bytes(fit.free_bytes)} free on {fit.device}; weights {in_bytes(fit.weight_bytes)} as {weights}")
         table.add_row(
             "KV pool",
-            f"{fit.pool_tokens:,} tokens, {in_bytes(fit.pool_tokens * fit.kv_bytes_per_token)} at {fit.kv_bytes_per_token:,} bytes a token ({fit.reason})",
+            f"{fit.pool_tokens:,} tokens, {in_bytes(fit.pool_tokens * fit.kv_bytes_per_token)} at {fit.kv_bytes_per_token:,} bytes a token as {fit.kv_cache_dtype} ({fit.reason})",
         )
         table.add_row("at once", _at_once(fit.rows_at_once, len(tally.prompt_lengths)))
     if plan.least_seconds is not None:

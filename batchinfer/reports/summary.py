@@ -178,8 +178,7 @@ def _speed_lines(summary: RunSummary) -> list[tuple[str, str]]:
         lines.append(
             (
                 "physical limit",
-                f"{limit.fraction:.0%} of it reached (MFU {limit.mfu:.0%}, MBU {limit.mbu:.0%}; the machine: {limit.rates.flops / 1e9:,.0f} GFLOP/s, "
-                f"{limit.rates.bytes / 1e9:,.0f} GB/s, {limit.rates.source})",
+                f"{limit.fraction:.0%} of it reached (MFU {limit.mfu:.0%}, MBU {limit.mbu:.0%}; the machine: {limit.rates.in_words()})",
             )
         )
         if summary.reasons:

@@ -11,15 +11,22 @@ from batchinfer.attention.kv_cache import KVCache
 from batchinfer.attention.native import NativeAttention, why_not_native
 from batchinfer.attention.reference import ReferenceAttention
 from batchinfer.errors import BackendError
-from batchinfer.layers.linear import Pack, pack_dense, pack_onednn_bf16
+from batchinfer.layers.kinds import LinearKind, choose_linear
 from batchinfer.machine import read_machine
-from batchinfer.ops.cpu import CPU
-from batchinfer.ops.native.library import load_native
-from batchinfer.ops.native.rowwise import native_ops
+from batchinfer.ops.cpu import CPU, CPU_INT8
+from batchinfer.ops.native.library import NativeLibrary, load_native
+from batchinfer.ops.native.rowwise import native_int8_ops, native_ops
 from batchinfer.ops.table import REFERENCE, Choice, Ops
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 BF16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")  # processors that multiply bf16 themselves
+
+
+ONLY_ONE = "plain torch; the only one for this device in this version"
+QUANTIZATION_REASONS = {
+    "int8": "asked for; weights in 8 bits with a scale per output, what they multiply in 8 bits with a scale per token",
+    "int4": "asked for; weights in 4 bits, each 32 inputs of an output with a scale and an offset",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,52 +35,64 @@ class ComputeTarget:
 
     device: torch.device
     dtype_name: str
-    pack: Pack
+    linear: LinearKind
     ops: Ops
+    native: NativeLibrary
     choices: tuple[Choice, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The run's dtype for weights and activations."""
+        """The run's dtype for activations, and for weights that are not quantised."""
         return TORCH_DTYPES[self.dtype_name]
 
 
-def choose_target(device: str, dtype: str, checkpoint_dtype: str, quantised: bool) -> ComputeTarget:
-    """Resolve `auto`. `checkpoint_dtype` is the model's own; `quantised` weights have no exact dtype of their own."""
-    place, place_reason = _device(device)
-    name, dtype_reason = _dtype(dtype, checkpoint_dtype, quantised, place)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The settings that decide the target, as they were given."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str = "none"
+
+
+def choose_target(wanted: Wanted, checkpoint_dtype: str, quantised: bool) -> ComputeTarget:
+    """Resolve `auto`. `checkpoint_dtype` is the model's own; `quantised` weights have no exact dtype of their own.
+
+    Raises `BackendError` for what cannot run here.
+    """
+    place, place_reason = _device(wanted.device)
+    name, dtype_reason = _dtype(wanted.dtype, checkpoint_dtype, quantised, place)
     choices = [Choice("device", place.type, place_reason), Choice("dtype", name, dtype_reason)]
-    pack, matmul = _pack(place, name)
-    choices.append(matmul)
-    ops, replaced = _ops(place)
-    return ComputeTarget(place, name, pack, ops, (*choices, *replaced))
+    linear, matmul = choose_linear(wanted.quantization, place, TORCH_DTYPES[name])
+    if linear.name in QUANTIZATION_REASONS:
+        choices.append(Choice("quantization", linear.name, QUANTIZATION_REASONS[linear.name]))
+    native = load_native() if place.type == "cpu" else NativeLibrary(None, ONLY_ONE)
+    ops, replaced = _ops(place, linear, native)
+    return ComputeTarget(place, name, linear, ops, native, (*choices, matmul, *replaced))
 
 
-def _ops(device: torch.device) -> tuple[Ops, list[Choice]]:
-    """The device's table of operations, and why."""
-    rowwise = ("rms_norm", "silu_and_mul", "rotary")
+def _ops(device: torch.device, linear: LinearKind, native: NativeLibrary) -> tuple[Ops, list[Choice]]:
+    """The device's table of operations for the rows between these linear layers, and why."""
+    rowwise = ("rms_norm", "silu_and_mul", *(("quantise",) if linear.rows == "int8" else ()))
     if device.type != "cpu":
-        return REFERENCE, [
-            Choice(name, "reference", "plain torch; the only one for this device in this version") for name in (*rowwise, "argmax")
-        ]
+        return REFERENCE, [Choice(name, "reference", ONLY_ONE) for name in (*rowwise, "argmax")]
     argmax = Choice("argmax", "numpy", "vectorised")
-    native = load_native()
     if native.library is None:
-        return CPU, [*(Choice(name, "reference", native.reason) for name in rowwise), argmax]
-    return native_ops(native.library), [*(Choice(name, "native", native.reason) for name in rowwise), argmax]
+        ops = CPU_INT8 if linear.rows == "int8" else CPU
+        return ops, [*(Choice(name, "reference", native.reason) for name in rowwise), argmax]
+    ops = native_int8_ops(native.library) if linear.rows == "int8" else native_ops(native.library)
+    return ops, [*(Choice(name, "native", native.reason) for name in rowwise), argmax]
 
 
-def choose_attention(kv: KVCache, device: torch.device) -> tuple[AttentionBackend, Choice]:
+def choose_attention(kv: KVCache, target: ComputeTarget) -> tuple[AttentionBackend, Choice]:
     """The native kernel on a CPU that can build and run it for these shapes, else the reference; says why."""
-    if device.type != "cpu":
-        return ReferenceAttention(kv, device), Choice("attention", "reference", "plain torch; the only one for this device in this version")
-    reason = why_not_native(kv.spec, kv.block_size)
-    if reason is None:
-        native = load_native()
-        if native.library is not None:
-            return NativeAttention(kv, native.library), Choice("attention", "native", native.reason)
-        reason = native.reason
-    return ReferenceAttention(kv, device), Choice("attention", "reference, slower", reason)
+    reference = ReferenceAttention(kv, target.device, target.dtype)
+    if target.device.type != "cpu":
+        return reference, Choice("attention", "reference", ONLY_ONE)
+    library, reason = target.native.library, why_not_native(kv.spec, kv.block_size)
+    if library is None or reason is not None:
+        return reference, Choice("attention", "reference, slower", reason or target.native.reason)
+    return NativeAttention(kv, library, target.dtype), Choice("attention", "native", target.native.reason)
 
 
 def _device(wanted: str) -> tuple[torch.device, str]:
@@ -102,11 +121,3 @@ def _dtype(wanted: str, own: str, quantised: bool, device: torch.device) -> tupl
     if native and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "bf16", f"{source} bf16, which this processor multiplies natively ({native[0]})"
     return "float32", f"{source} float32, because this processor does not multiply bf16 natively"
-
-
-def _pack(device: torch.device, dtype: str) -> tuple[Pack, Choice]:
-    if device.type == "cpu" and dtype == "bf16":
-        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return pack_onednn_bf16, Choice("matmul", "oneDNN, prepacked bf16", "float32 accumulation")
-        raise BackendError("--dtype bf16: this processor cannot multiply bf16 through oneDNN; use --dtype float32")
-    return pack_dense, Choice("matmul", f"torch, {dtype}", "the device's own library")

@@ -117,7 +117,7 @@ CASES: dict[str, Case] = {
     "eng-prefix-cache-block-boundary": Case(
         tuple(
             Try(f"block {size}{' no cache' if off else ''}", flags=f"--block-size {size} {off}")
-            for size in (8, 16, 32)
+            for size in (16, 32, 64)
             for off in ("", "--no-prefix-caching")
         )
     ),

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from batchinfer.core.stats import StepShape
-from batchinfer.reports.limit import LimitMeter, MachineRates, ModelDims, gap_reasons, machine_rates
+from batchinfer.layers.kinds import choose_linear
+from batchinfer.model.footprint import linear_bytes
+from batchinfer.reports.limit import LimitMeter, ModelDims, gap_reasons
+from batchinfer.reports.rates import Arithmetic, MachineRates, machine_rates
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Sizes:
 
 SMOLLM2 = Sizes(49152, 576, 1536, 30, 9, 3, 64)
 LLAMA_1B = Sizes(128256, 2048, 8192, 16, 32, 8, 64)
+BF16 = Arithmetic("bf16")
 LLAMA_8B = Sizes(128256, 4096, 14336, 32, 32, 8, 128)
 
 
@@ -39,15 +43,52 @@ LLAMA_8B = Sizes(128256, 4096, 14336, 32, 32, 8, 128)
     [(SMOLLM2, 106.2, 28.3, 69_120, 23_040), (LLAMA_1B, 973.1, 262.7, 131_072, 32_768), (LLAMA_8B, 6979, 525, 524_288, 131_072)],
 )
 def test_sizes_of_known_models(sizes: Sizes, layers: float, head: float, attention: int, kv: int) -> None:
-    dims = ModelDims.of(sizes, "bf16", sizes.kv_bytes)
+    dims = ModelDims.of(sizes, BF16, sizes.kv_bytes)
     assert dims.layer_parameters / 1e6 == pytest.approx(layers, rel=1e-3)
     assert dims.head_parameters / 1e6 == pytest.approx(head, rel=1e-3)
-    assert (dims.attention_flops, dims.kv_bytes, dims.weight_bytes) == (attention, kv, 2)
+    assert (dims.attention_flops, dims.kv_bytes) == (attention, kv)
+    assert (dims.layer_bytes, dims.head_bytes) == (2 * dims.layer_parameters, 2 * dims.head_parameters)
+
+
+@pytest.mark.parametrize(
+    "quantization, dtype, least, most", [("int8", "bf16", 1.0, 1.01), ("int8", "float32", 1.0, 1.01), ("int4", "bf16", 0.62, 0.63)]
+)
+def test_quantised_weights_are_counted_with_their_scales(quantization: str, dtype: str, least: float, most: float) -> None:
+    dims = ModelDims.of(LLAMA_1B, Arithmetic(dtype, quantization), LLAMA_1B.kv_bytes)
+    for found, parameters in ((dims.layer_bytes, dims.layer_parameters), (dims.head_bytes, dims.head_parameters)):
+        assert least < found / parameters < most
+
+
+def test_the_footprint_is_what_the_packed_layouts_hold() -> None:
+    shape = (160, 96)
+    for quantization, dtype in (("none", torch.float32), ("none", torch.bfloat16), ("int8", torch.bfloat16), ("int4", torch.bfloat16)):
+        kind, _ = choose_linear(quantization, torch.device("cpu"), dtype)
+        layout = kind.pack(torch.randn(shape).to(kind.weight_dtype), None)
+        held = sum(
+            t.numel() * t.itemsize
+            for t in (getattr(layout, name) for name in layout.__slots__ if name not in ("zero", "packed"))
+            if isinstance(t, torch.Tensor)
+        )
+        codes = {
+            "none": 0 if dtype is torch.float32 else shape[0] * shape[1] * 2,
+            "int8": shape[0] * shape[1],
+            "int4": shape[0] * shape[1] // 2,
+        }
+        assert linear_bytes(shape, quantization, dtype.itemsize) == held + codes[quantization]
+
+
+def test_attention_is_counted_at_its_own_rate() -> None:
+    dims = ModelDims.of(SMOLLM2, Arithmetic("bf16", "int8", "int8"), 12_240)
+    slow = LimitMeter(dims, MachineRates(8e11, 1e15, "nominal", 4e11))
+    slow(StepShape(num_decode=0, num_prefill=100, num_logits=0, decode_context=0, prefill_attention=5000.0, seconds=0.1))
+    assert slow.least_seconds == pytest.approx(2 * dims.layer_parameters * 100 / 8e11 + 69_120 * 5000 / 4e11, rel=1e-3)
+    assert slow.busy_seconds == pytest.approx(slow.least_seconds, rel=1e-3)
+    assert "800 GFLOP/s in linear layers and 400 in attention" in slow.rates.in_words()
 
 
 def test_a_step_costs_what_the_formula_says() -> None:
-    dims = ModelDims.of(SMOLLM2, "bf16", SMOLLM2.kv_bytes)
-    rates = MachineRates(4e11, 3e10, "nominal")
+    dims = ModelDims.of(SMOLLM2, BF16, SMOLLM2.kv_bytes)
+    rates = MachineRates(4e11, 3e10, "nominal", 4e11)
     meter = LimitMeter(dims, rates)
     meter(StepShape(num_decode=64, num_prefill=100, num_logits=65, decode_context=64 * 300, prefill_attention=100 * 50.0, seconds=0.1))
     linear = 2 * dims.layer_parameters * 164 + 2 * dims.head_parameters * 65
@@ -66,19 +107,19 @@ def test_a_step_costs_what_the_formula_says() -> None:
 
 
 def test_a_step_without_logits_reads_no_head() -> None:
-    dims = ModelDims.of(SMOLLM2, "float32", 2 * SMOLLM2.kv_bytes)
-    meter = LimitMeter(dims, MachineRates(math.inf, 1.0, "nominal"))
+    dims = ModelDims.of(SMOLLM2, Arithmetic("float32"), 2 * SMOLLM2.kv_bytes)
+    meter = LimitMeter(dims, MachineRates(math.inf, 1.0, "nominal", math.inf))
     meter(StepShape(0, 512, 0, 0, 512 * 256.0, 0.1))
     assert meter.least_seconds == 4 * dims.layer_parameters
 
 
 def test_no_steps_no_limit() -> None:
-    meter = LimitMeter(ModelDims.of(SMOLLM2, "bf16", SMOLLM2.kv_bytes), MachineRates(1.0, 1.0, "nominal"))
+    meter = LimitMeter(ModelDims.of(SMOLLM2, BF16, SMOLLM2.kv_bytes), MachineRates(1.0, 1.0, "nominal", 1.0))
     assert meter.against(1.0).fraction == 0.0
 
 
 def test_the_gap_is_told_by_size() -> None:
-    meter = LimitMeter(ModelDims.of(SMOLLM2, "bf16", SMOLLM2.kv_bytes), MachineRates(1e12, 1e11, "nominal"))
+    meter = LimitMeter(ModelDims.of(SMOLLM2, BF16, SMOLLM2.kv_bytes), MachineRates(1e12, 1e11, "nominal", 1e12))
     seconds = {"run": 10.0, "prefill": 2.0, "decode": 5.0, "sample": 2.0, "host": 0.001}
     reasons = gap_reasons(meter, seconds, recomputed=5, computed=100)
     assert [reason.split("%")[0] for reason in reasons] == ["70", "20", "10", "5.0"]
@@ -86,19 +127,31 @@ def test_the_gap_is_told_by_size() -> None:
 
 def test_rates_are_measured_a_few_times_and_the_best_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATCHINFER_CACHE", str(tmp_path))
-    first = machine_rates("float32")
-    assert first.source == "measured"
+    arithmetic = Arithmetic("float32")
+    first = machine_rates(arithmetic)
+    assert (first.source, first.attention_flops) == ("measured", first.flops)
     for _ in range(3):
-        known = machine_rates("float32")
-    assert machine_rates("float32") == known
-    assert known.flops >= first.flops
-    assert first.flops > 1e8
+        known = machine_rates(arithmetic)
+    assert machine_rates(arithmetic) == known
+    assert known.flops >= first.flops > 1e8
     assert first.bytes > 1e8
-    better = machine_rates("float32", again=True)
+    better = machine_rates(arithmetic, again=True)
     assert better.flops >= first.flops
     assert better.bytes >= first.bytes
     path = tmp_path / "machine-rates.json"
-    (key,) = json.loads(path.read_text())
-    assert torch.__version__ in key
+    assert len(json.loads(path.read_text())) == 2  # float32 products, and the memory
+    assert all(torch.__version__ in key for key in json.loads(path.read_text()))
     path.write_text("{ torn")
-    assert machine_rates("float32").source == "measured"
+    assert machine_rates(arithmetic).source == "measured"
+
+
+def test_an_8_bit_run_is_judged_by_8_bit_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention over an 8-bit cache multiplies 16-bit integers: half of that rate."""
+    monkeypatch.setenv("BATCHINFER_CACHE", str(tmp_path))
+    both = machine_rates(Arithmetic("float32", "int8", "int8"))
+    assert both.attention_flops == both.flops / 2
+    cache_alone = machine_rates(Arithmetic("float32", "none", "int8"))
+    assert cache_alone.attention_flops >= both.attention_flops
+    weights_alone = machine_rates(Arithmetic("float32", "int8", "float32"))
+    assert weights_alone.attention_flops >= cache_alone.flops
+    assert len(json.loads((tmp_path / "machine-rates.json").read_text())) == 3

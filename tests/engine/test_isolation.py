@@ -140,15 +140,15 @@ def test_nan_logits_fail_their_row_and_leave_no_nan_behind(tmp_path: Path) -> No
     bad_token = 200
     prompts = [[1 + i, 2, 3, 4, 5, 6, 7, 8, 9] * 3 for i in range(12)]
     good = [Request(i, ids(p), SamplingParams(max_tokens=10, ignore_eos=True)) for i, p in enumerate(prompts)]
-    expected = run_all(build(model, block_size=8), good)
+    expected = run_all(build(model, block_size=16), good)
 
     # One healthy row draws with noise and must not end early: its ban on EOS may not be lifted by a neighbour.
     good[3] = Request(3, good[3].prompt_ids, SamplingParams(max_tokens=10, min_tokens=10, temperature=1e5))
-    expected[3] = run_all(build(model, block_size=8), [good[3]])[3]
+    expected[3] = run_all(build(model, block_size=16), [good[3]])[3]
     mixed = list(good)
     for i in (2, 5, 6):
         mixed[i] = Request(i, ids([*prompts[i][:20], bad_token, 4]), good[i].params)
-    engine = build(model, block_size=8, num_kv_blocks=16, max_num_seqs=3)
+    engine = build(model, block_size=16, num_kv_blocks=9, max_num_seqs=3)
     engine.runner._decoder._embed[bad_token] = torch.nan  # type: ignore[attr-defined]
     got: dict[int, Result] = run_all(engine, mixed)
     for i, result in got.items():

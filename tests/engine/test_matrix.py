@@ -24,7 +24,7 @@ from tests.oracle.tiny_models import VOCAB_SIZE, write_tiny
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "prefix_caching": (True, False),
     "chunked_prefill": (True, False),
-    "block_size": (8, 32, 128),
+    "block_size": (16, 32, 128),
     "max_num_seqs": (64, 1, 5),
     "max_num_batched_tokens": (1024, 7, 50),
     "order": ("auto", "arrival"),

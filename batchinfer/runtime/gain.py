@@ -1,0 +1,58 @@
+"""What 8-bit weights would gain on this machine, measured with one product and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+
+import torch
+
+from batchinfer.config import cache_root
+from batchinfer.errors import BackendError
+from batchinfer.layers.kinds import choose_linear
+from batchinfer.layers.trial import best_seconds, trial_product
+from batchinfer.machine import read_machine
+from batchinfer.runtime.device import ComputeTarget
+
+ROWS = 256
+MOST = 2048  # outputs and inputs of the product that is timed; larger ones gain alike
+TURNS, TURN_SECONDS = 3, 0.004  # in turn, so that other work on the machine meets both
+WORTH_SAYING = 1.1
+
+
+def int8_speed_up(target: ComputeTarget, shapes: list[tuple[int, int]]) -> float | None:
+    """How many times as fast 8-bit products are as this target's, for the middle one of these layers (out, in).
+
+    None where that is not worth saying: the target is quantised already or no CPU, there are no exact 8-bit products
+    here, or they are not faster. Cached by processor, torch version, threads, format and shape.
+    """
+    if target.device.type != "cpu" or target.linear.name != "none":
+        return None
+    out, size = sorted(shapes, key=lambda shape: shape[0] * shape[1])[len(shapes) // 2]
+    shape = min(out, MOST), min(size, MOST)
+    facts = [read_machine().cpu, torch.__version__, torch.get_num_threads(), target.dtype_name, shape]
+    place = cache_root() / "int8-gain" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
+    try:
+        ratio = float(json.loads(place.read_text())["times_as_fast"])
+    except (OSError, ValueError, KeyError, TypeError):
+        ratio = _measure(target, shape)
+        with suppress(OSError):  # a cache that cannot be written costs some milliseconds at each start
+            place.parent.mkdir(parents=True, exist_ok=True)
+            scratch = place.with_suffix(f".{os.getpid()}.tmp")
+            scratch.write_text(json.dumps({"times_as_fast": round(ratio, 2), "facts": facts}))
+            scratch.replace(place)
+    return ratio if ratio >= WORTH_SAYING else None
+
+
+def _measure(target: ComputeTarget, shape: tuple[int, int]) -> float:
+    """Seconds of the target's product over those of the 8-bit one; 0 where there is none."""
+    try:
+        int8, _ = choose_linear("int8", target.device, target.dtype)
+    except BackendError:
+        return 0.0
+    products = [trial_product(kind, target.dtype, ROWS, shape) for kind in (target.linear, int8)]
+    with torch.inference_mode():
+        times = [[best_seconds(product, TURN_SECONDS) for product in products] for _ in range(TURNS)]
+    return min(own for own, _ in times) / min(narrow for _, narrow in times)
