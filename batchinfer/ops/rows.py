@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 ZERO_POINT = 128  # oneDNN's fast 8-bit product takes unsigned activations
+SMALLEST = 1e-30  # rows whose largest entry is below count as 0: its inverse could be infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,6 @@ def quantise_rows(x: Tensor) -> QuantRows:
     """x [T, N] to 8 bits, symmetric, with the scale of its largest entry; a row with NaN or infinity has no finite scale."""
     wide = x.float()
     largest = wide.abs().amax(-1)
-    inverse = torch.where(largest > 0, 127.0 / largest, 0.0)
+    inverse = torch.where(largest > SMALLEST, 127.0 / largest, 0.0)
     codes = torch.round(wide * inverse[:, None]).nan_to_num_(0.0).add_(ZERO_POINT)
     return QuantRows(codes.to(torch.uint8), largest / 127.0)

@@ -1,58 +1,139 @@
-// Operations on rows: normalisation, gated activation. A row's result depends on nothing but the row, and
-// rounds to the storage type where the torch reference does. The inner size is a multiple of 16.
+// Operations on rows: normalisation, gated activation, quantisation to 8 bits. A row's result depends on nothing but the
+// row. Plain rows round to the storage type where the torch reference does; around 8-bit products all is float32 until
+// the codes. The inner size is a multiple of 16.
 
-#include "vector.h"
+#include <memory>
+
+#include "lanes.h"
 
 namespace {
 
-using namespace batchinfer;
+using namespace batchinfer_lanes;
 
 constexpr int64_t kWorkPerThread = 16384;  // elements below which waking another thread costs more than it saves
 
-inline Vec rounded(Vec x, const float*) { return x; }
-inline Vec rounded(Vec x, const Bf16*) {
-  Bf16 stored[kLanes];
-  store(stored, x);
-  return load(stored);
+struct Input {  // [rows, size]: plain rows, or float32 products whose row scale and bias are not applied yet
+  const void* values;
+  const float* scale;  // [rows], null for plain rows
+  const float* bias;   // [size] or null
+};
+
+template <class T>
+struct PlainRow {
+  const T* x;
+  PlainRow(const Input& in, int64_t row, int64_t size) : x(static_cast<const T*>(in.values) + row * size) {}
+  Vec operator[](int64_t i) const { return load(x + i); }
+};
+
+template <bool kBias>
+struct ScaledRow {
+  const float* x;
+  const float* bias;
+  Vec scale;
+  ScaledRow(const Input& in, int64_t row, int64_t size)
+      : x(static_cast<const float*>(in.values) + row * size), bias(in.bias), scale(splat(in.scale[row])) {}
+  Vec operator[](int64_t i) const {
+    const Vec y = load(x + i) * scale;
+    return kBias ? y + load(bias + i) : y;
+  }
+};
+
+struct Output {  // [rows, size] in 8 bits: x = (code - 128) * scale
+  uint8_t* codes;
+  float* scale;  // [rows]
+};
+
+// What values are multiplied by to be codes; 0 for rows too small to matter, so that no product is infinite.
+inline float steps_per_unit(float most) { return most > 1e-30f ? 127.0f / most : (most != most ? most : 0.0f); }
+
+inline Bits code(Vec x, Vec steps) { return (Bits)(x * steps + splat(kRounding + 128.0f)); }  // in each lane's low byte
+
+template <class T>
+inline void write_codes(const T* x, int64_t size, float most, uint8_t* codes) {
+  const Vec steps = splat(steps_per_unit(most));
+  for (int64_t i = 0; i < size; i += kLanes) store_low_bytes(codes + i, code(load(x + i), steps));
 }
 
 struct Norm {
-  const void* x;
+  Input x;
   const void* residual;  // null: normalise x alone
-  const void* weight;
-  void* out;
-  void* total;  // x + residual
+  const void* weight;    // of the run's type, float32 for 8-bit rows
+  void* total;           // x + residual
+  void* out;             // plain rows
+  Output codes;          // or rows in 8 bits
   int64_t rows;
   int64_t size;
   float eps;
 };
 
+inline float inverse_root(Vec squares, const Norm& a) { return 1.0f / std::sqrt(total(squares) / float(a.size) + a.eps); }
+
 template <class T>
 void norm_rows(int64_t begin, int64_t end, void* context) {
   const Norm& a = *static_cast<const Norm*>(context);
   const T* weight = static_cast<const T*>(a.weight);
+  const std::unique_ptr<float[]> wide(new float[a.size]);  // widening twice costs more than a detour through L1
   for (int64_t row = begin; row < end; ++row) {
-    const T* x = static_cast<const T*>(a.x) + row * a.size;
+    const T* x = static_cast<const T*>(a.x.values) + row * a.size;
     T* out = static_cast<T*>(a.out) + row * a.size;
     Vec squares = Vec{};
+    const auto take = [&](int64_t i, Vec v) {
+      squares = squares + v * v;
+      store(&wide[i], v);
+    };
     if (a.residual) {
       const T* residual = static_cast<const T*>(a.residual) + row * a.size;
       T* sum = static_cast<T*>(a.total) + row * a.size;
-      for (int64_t i = 0; i < a.size; i += kLanes) store(sum + i, load(x + i) + load(residual + i));
-      x = sum;
+      for (int64_t i = 0; i < a.size; i += kLanes) {
+        const Vec v = rounded(load(x + i) + load(residual + i), sum);
+        store(sum + i, v);
+        take(i, v);
+      }
+    } else {
+      for (int64_t i = 0; i < a.size; i += kLanes) take(i, load(x + i));
     }
-    for (int64_t i = 0; i < a.size; i += kLanes) {
-      const Vec v = load(x + i);
+    const Vec inverse = splat(inverse_root(squares, a));
+    for (int64_t i = 0; i < a.size; i += kLanes) store(out + i, load(weight + i) * rounded(load(&wide[i]) * inverse, out));
+  }
+}
+
+// The factor 1 / rms is the same for the whole row: it does not change the codes, only their scale, so one pass finds both.
+template <class Row, class T>
+void norm_rows_int8(int64_t begin, int64_t end, void* context) {
+  const Norm& a = *static_cast<const Norm*>(context);
+  const float* weight = static_cast<const float*>(a.weight);
+  const std::unique_ptr<float[]> weighted(new float[a.size]);
+  for (int64_t row = begin; row < end; ++row) {
+    const Row x(a.x, row, a.size);
+    Vec squares = Vec{};
+    Bits most = Bits{};
+    const auto take = [&](int64_t i, Vec v) {
       squares = squares + v * v;
+      const Vec w = v * load(weight + i);
+      most = larger(most, magnitude(w));
+      store(&weighted[i], w);
+    };
+    if (a.residual) {
+      const T* residual = static_cast<const T*>(a.residual) + row * a.size;
+      T* sum = static_cast<T*>(a.total) + row * a.size;
+      for (int64_t i = 0; i < a.size; i += kLanes) {
+        const Vec v = x[i] + load(residual + i);
+        store(sum + i, v);
+        take(i, v);
+      }
+    } else {
+      for (int64_t i = 0; i < a.size; i += kLanes) take(i, x[i]);
     }
-    const float inverse = 1.0f / std::sqrt(total(squares) / float(a.size) + a.eps);
-    for (int64_t i = 0; i < a.size; i += kLanes) store(out + i, load(weight + i) * rounded(load(x + i) * inverse, out));
+    const float top = largest(most);
+    write_codes(weighted.get(), a.size, top, a.codes.codes + row * a.size);
+    a.codes.scale[row] = top * inverse_root(squares, a) / 127.0f;
   }
 }
 
 struct Gate {
-  const void* gate_up;  // [rows, 2 * size]
-  void* out;            // [rows, size]
+  Input gate_up;  // [rows, 2 * size]
+  void* out;      // [rows, size], plain
+  Output codes;   // or in 8 bits
   int64_t rows;
   int64_t size;
 };
@@ -61,29 +142,81 @@ template <class T>
 void gate_rows(int64_t begin, int64_t end, void* context) {
   const Gate& a = *static_cast<const Gate*>(context);
   for (int64_t row = begin; row < end; ++row) {
-    const T* gate = static_cast<const T*>(a.gate_up) + row * 2 * a.size;
-    const T* up = gate + a.size;
+    const PlainRow<T> x(a.gate_up, row, 2 * a.size);
     T* out = static_cast<T*>(a.out) + row * a.size;
-    for (int64_t i = 0; i < a.size; i += kLanes) {
-      const Vec x = load(gate + i);
-      const Vec e = exponential(x > Vec{} ? -x : x);
-      const Vec sigmoid = (x > Vec{} ? splat(1.0f) : e) / (e + 1.0f);
-      store(out + i, rounded(x * sigmoid, out) * load(up + i));
-    }
+    for (int64_t i = 0; i < a.size; i += kLanes) store(out + i, rounded(silu(x[i]), out) * x[a.size + i]);
   }
 }
 
-int64_t grain(int64_t elements_per_row) {
-  const int64_t rows = kWorkPerThread / elements_per_row;
-  return rows < 1 ? 1 : rows;
+template <class Row>
+void gate_rows_int8(int64_t begin, int64_t end, void* context) {
+  const Gate& a = *static_cast<const Gate*>(context);
+  const std::unique_ptr<float[]> gated(new float[a.size]);
+  for (int64_t row = begin; row < end; ++row) {
+    const Row x(a.gate_up, row, 2 * a.size);
+    Bits most = Bits{};
+    for (int64_t i = 0; i < a.size; i += kLanes) {
+      const Vec y = silu(x[i]) * x[a.size + i];
+      most = larger(most, magnitude(y));
+      store(&gated[i], y);
+    }
+    const float top = largest(most);
+    write_codes(gated.get(), a.size, top, a.codes.codes + row * a.size);
+    a.codes.scale[row] = top / 127.0f;
+  }
+}
+
+struct Quantise {
+  const void* x;
+  Output codes;
+  int64_t rows;
+  int64_t size;
+};
+
+template <class T>
+void quantise_rows(int64_t begin, int64_t end, void* context) {
+  const Quantise& a = *static_cast<const Quantise*>(context);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(a.x) + row * a.size;
+    Bits most = Bits{};
+    for (int64_t i = 0; i < a.size; i += kLanes) most = larger(most, magnitude(load(x + i)));
+    const float top = largest(most);
+    write_codes(x, a.size, top, a.codes.codes + row * a.size);
+    a.codes.scale[row] = top / 127.0f;
+  }
+}
+
+typedef void (*Body)(int64_t, int64_t, void*);
+
+template <class T>
+Body norm_body(const Norm& a) {
+  if (!a.codes.codes) return norm_rows<T>;
+  if (!a.x.scale) return norm_rows_int8<PlainRow<T>, T>;
+  return a.x.bias ? norm_rows_int8<ScaledRow<true>, T> : norm_rows_int8<ScaledRow<false>, T>;
+}
+
+template <class T>
+Body gate_body(const Gate& a) {
+  if (!a.codes.codes) return gate_rows<T>;
+  if (!a.gate_up.scale) return gate_rows_int8<PlainRow<T>>;
+  return a.gate_up.bias ? gate_rows_int8<ScaledRow<true>> : gate_rows_int8<ScaledRow<false>>;
+}
+
+void run(Body body, int64_t rows, int64_t elements_per_row, const void* context) {
+  const int64_t grain = kWorkPerThread / elements_per_row;
+  torch_parallel_for(0, rows, grain < 1 ? 1 : grain, body, const_cast<void*>(context));
 }
 
 }  // namespace
 
 extern "C" void batchinfer_rms_norm(const Norm* a, int32_t is_bf16) {
-  torch_parallel_for(0, a->rows, grain(a->size), is_bf16 ? norm_rows<Bf16> : norm_rows<float>, const_cast<Norm*>(a));
+  run(is_bf16 ? norm_body<Bf16>(*a) : norm_body<float>(*a), a->rows, a->size, a);
 }
 
 extern "C" void batchinfer_silu_and_mul(const Gate* a, int32_t is_bf16) {
-  torch_parallel_for(0, a->rows, grain(2 * a->size), is_bf16 ? gate_rows<Bf16> : gate_rows<float>, const_cast<Gate*>(a));
+  run(is_bf16 ? gate_body<Bf16>(*a) : gate_body<float>(*a), a->rows, 2 * a->size, a);
+}
+
+extern "C" void batchinfer_quantise(const Quantise* a, int32_t is_bf16) {
+  run(is_bf16 ? quantise_rows<Bf16> : quantise_rows<float>, a->rows, a->size, a);
 }

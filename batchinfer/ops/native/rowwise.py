@@ -5,23 +5,32 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchinfer.ops import reference
+from batchinfer.ops import quantised, reference
 from batchinfer.ops.cpu import CPU, CPU_INT8
-from batchinfer.ops.rows import Product, to_dense
+from batchinfer.ops.rows import Product, QuantRows, ScaledRows, to_dense
 from batchinfer.ops.table import Ops
 
 LANES = 16
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
 
 
+class _Input(ctypes.Structure):
+    _fields_ = [(name, POINTER) for name in ("values", "scale", "bias")]
+
+
+class _Output(ctypes.Structure):
+    _fields_ = [(name, POINTER) for name in ("codes", "scale")]
+
+
 class _Norm(ctypes.Structure):
     _fields_ = [
-        *((name, POINTER) for name in ("x", "residual", "weight", "out", "total")),
+        ("x", _Input),
+        *((name, POINTER) for name in ("residual", "weight", "total", "out")),
+        ("codes", _Output),
         ("rows", COUNT),
         ("size", COUNT),
         ("eps", ctypes.c_float),
@@ -29,29 +38,26 @@ class _Norm(ctypes.Structure):
 
 
 class _Gate(ctypes.Structure):
-    _fields_ = [("gate_up", POINTER), ("out", POINTER), ("rows", COUNT), ("size", COUNT)]
+    _fields_ = [("gate_up", _Input), ("out", POINTER), ("codes", _Output), ("rows", COUNT), ("size", COUNT)]
+
+
+class _Quantise(ctypes.Structure):
+    _fields_ = [("x", POINTER), ("codes", _Output), ("rows", COUNT), ("size", COUNT)]
 
 
 def native_ops(library: ctypes.CDLL) -> Ops:
-    """The CPU's table with norms and gated activation from the native library.
+    """The CPU's table for plain rows, with norms and gated activation from the native library.
 
     Shapes that the kernels do not do (an inner size that is no multiple of 16) go to the reference.
     """
-
-    def bound(name: str, record: type[ctypes.Structure]) -> Callable[..., None]:
-        function = getattr(library, name)
-        function.argtypes = [ctypes.POINTER(record), ctypes.c_int32]
-        function.restype = None
-        return function  # type: ignore[no-any-return]
-
-    norm, gate = bound("batchinfer_rms_norm", _Norm), bound("batchinfer_silu_and_mul", _Gate)
+    norm, gate = _bound(library, "batchinfer_rms_norm", _Norm), _bound(library, "batchinfer_silu_and_mul", _Gate)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, size = x.shape
         if size % LANES:
             return reference.rms_norm(x, weight, eps)
         x, out = x.contiguous(), torch.empty(rows, size, dtype=x.dtype)
-        norm(_Norm(x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, rows, size, eps), _is_bf16(x))
+        norm(_Norm(_plain(x), None, weight.data_ptr(), None, out.data_ptr(), _Output(), rows, size, eps), _is_bf16(x))
         return out
 
     def add_rms_norm(product: Product, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -61,7 +67,7 @@ def native_ops(library: ctypes.CDLL) -> Ops:
             return reference.add_rms_norm(x, residual, weight, eps)
         x, residual = x.contiguous(), residual.contiguous()
         out, total = torch.empty_like(x), torch.empty_like(x)
-        record = _Norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(), rows, size, eps)
+        record = _Norm(_plain(x), residual.data_ptr(), weight.data_ptr(), total.data_ptr(), out.data_ptr(), _Output(), rows, size, eps)
         norm(record, _is_bf16(x))
         return out, total
 
@@ -71,16 +77,82 @@ def native_ops(library: ctypes.CDLL) -> Ops:
         if size % LANES:
             return reference.silu_and_mul(gate_up)
         gate_up, out = gate_up.contiguous(), torch.empty(rows, size, dtype=gate_up.dtype)
-        gate(_Gate(gate_up.data_ptr(), out.data_ptr(), rows, size), _is_bf16(gate_up))
+        gate(_Gate(_plain(gate_up), out.data_ptr(), _Output(), rows, size), _is_bf16(gate_up))
         return out
 
     return replace(CPU, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul)
 
 
 def native_int8_ops(library: ctypes.CDLL) -> Ops:
-    """The CPU's table around 8-bit products."""
-    return CPU_INT8
+    """The CPU's table around 8-bit products, each operation one native call from what a product left to what the next reads.
+
+    Shapes that the kernels do not do (an inner size that is no multiple of 16) go to the reference.
+    """
+    norm, gate = _bound(library, "batchinfer_rms_norm", _Norm), _bound(library, "batchinfer_silu_and_mul", _Gate)
+    quantise = _bound(library, "batchinfer_quantise", _Quantise)
+
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> QuantRows:
+        rows, size = x.shape
+        if size % LANES:
+            return quantised.rms_norm(x, weight, eps)
+        x, (out, place) = x.contiguous(), _new_rows(rows, size)
+        norm(_Norm(_plain(x), None, weight.data_ptr(), None, None, place, rows, size, eps), _is_bf16(x))
+        return out
+
+    def add_rms_norm(x: Product, residual: Tensor, weight: Tensor, eps: float) -> tuple[QuantRows, Tensor]:
+        rows, size = residual.shape
+        if size % LANES:
+            return quantised.add_rms_norm(x, residual, weight, eps)
+        x = x if isinstance(x, ScaledRows) else x.to(residual.dtype).contiguous()
+        residual, (out, place) = residual.contiguous(), _new_rows(rows, size)
+        total = torch.empty_like(residual)
+        record = _Norm(_input(x), residual.data_ptr(), weight.data_ptr(), total.data_ptr(), None, place, rows, size, eps)
+        norm(record, _is_bf16(residual))
+        return out, total
+
+    def silu_and_mul(gate_up: Product) -> QuantRows:
+        x = gate_up.values if isinstance(gate_up, ScaledRows) else gate_up
+        rows, size = x.shape[0], x.shape[1] // 2
+        if size % LANES:
+            return quantised.silu_and_mul(gate_up)
+        gate_up = gate_up if isinstance(gate_up, ScaledRows) else gate_up.contiguous()
+        out, place = _new_rows(rows, size)
+        gate(_Gate(_input(gate_up), None, place, rows, size), _is_bf16(x))
+        return out
+
+    def enter(x: Tensor) -> QuantRows:
+        rows, size = x.shape
+        if size % LANES:
+            return quantised.enter(x)
+        x, (out, place) = x.contiguous(), _new_rows(rows, size)
+        quantise(_Quantise(x.data_ptr(), place, rows, size), _is_bf16(x))
+        return out
+
+    return replace(CPU_INT8, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, enter=enter)
 
 
-def _is_bf16(x: Tensor) -> Any:
+def _bound(library: ctypes.CDLL, name: str, record: type[ctypes.Structure]) -> Callable[[ctypes.Structure, int], None]:
+    function = getattr(library, name)
+    function.argtypes = [ctypes.POINTER(record), ctypes.c_int32]
+    function.restype = None
+    return function  # type: ignore[no-any-return]
+
+
+def _plain(x: Tensor) -> _Input:
+    return _Input(x.data_ptr())
+
+
+def _input(x: Product) -> _Input:
+    """The record holds no reference: `x` must outlive the call."""
+    if isinstance(x, Tensor):
+        return _Input(x.data_ptr())
+    return _Input(x.values.data_ptr(), x.scale.data_ptr(), None if x.bias is None else x.bias.data_ptr())
+
+
+def _new_rows(rows: int, size: int) -> tuple[QuantRows, _Output]:
+    out = QuantRows(torch.empty(rows, size, dtype=torch.uint8), torch.empty(rows))
+    return out, _Output(out.values.data_ptr(), out.scale.data_ptr())
+
+
+def _is_bf16(x: Tensor) -> int:
     return int(x.dtype is torch.bfloat16)
