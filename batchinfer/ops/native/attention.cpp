@@ -66,14 +66,15 @@ struct Args {
 };
 
 struct Scratch {
-  alignas(64) uint32_t q[kMaxRows * kMaxDim];
+  alignas(64) uint32_t q[kMaxRows * kMaxDim + kLanes];
   alignas(64) float out[kMaxRows * kMaxDim];
   alignas(64) float scores[kMaxRows * kTile];    // of a tile; int32 bits from 8-bit keys
   alignas(64) uint32_t weights[kMaxRows * kTile];
   alignas(64) float head[kMaxDim];
-  float highest[kMaxRows];
-  float sum[kMaxRows];
-  float shrink[kMaxRows];
+  alignas(64) float sum[kMaxRows * kLanes];      // of weights, in 16 parts
+  float highest[kMaxRows + kLanes];  // 16 rows are rescaled at a time
+  float before[kMaxRows + kLanes];
+  float shrink[kMaxRows + kLanes];
   float query_step[kMaxRows];   // of 16-bit queries
   int32_t query_shift[kMaxRows];
   float weight_step[kMaxRows];  // of a tile's 16-bit weights
@@ -87,6 +88,7 @@ struct Tile {
   const float* key_scales[kGroups];
   const float* value_scales[kGroups];
   int groups = 0;
+  float value_most;  // largest of the value scales
 };
 
 // ---- How stored elements are multiplied. kWords: 32-bit words of a query or a weight for one 32-bit word of storage.
@@ -126,19 +128,17 @@ constexpr int kItemBytes = 4 / P::kPack;
 inline void save(float* p, Vec x) { store(p, x); }
 inline void save(float* p, IVec x) { store_bits(p, x); }
 
-// 16-bit integers x[0..n) (as floats) to the words of Int8: for every four, (x0, x2) and (x1, x3).
-inline void pack_int16(const int32_t* x, int n, uint32_t* words) {
-  for (int i = 0; i < n; i += 4, words += 2) {
-    words[0] = uint32_t(x[i] & 0xFFFF) | uint32_t(x[i + 2]) << 16;
-    words[1] = uint32_t(x[i + 1] & 0xFFFF) | uint32_t(x[i + 3]) << 16;
-  }
+// 16-bit integers of 32 elements as the words of Int8: for every four, (x0, x2) and (x1, x3).
+inline IVec pack_int16(IVec low, IVec high) {
+  const IVec first = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
+  return (__builtin_shuffle(low, high, first) & 0xFFFF) | __builtin_shuffle(low, high, first + 2) << 16;
 }
 
 // ---- Products of a tile.
 
 // scores[r][t] = q[r] . key[t], kRows rows by kCount groups at a time; the numbers change nothing about a row's own sums.
 template <class P, int kRows, int kCount>
-inline void score(const uint32_t* q, int words, const uint8_t* const* keys, const uint8_t* const* ahead, float* scores) {
+[[gnu::noinline]] void score(const uint32_t* q, int words, const uint8_t* const* keys, const uint8_t* const* ahead, float* scores) {
   typename P::Sum sum[kRows][kCount] = {};
   const int steps = words / P::kWords;
   for (int i = 0; i < steps; ++i) {
@@ -163,7 +163,7 @@ inline void score_groups(const uint32_t* q, int words, const Tile& tile, const T
 
 // Adds weights . values of the tile to what was summed before times shrink, kColumns * 16 columns at a time.
 template <class P, int kRows, int kColumns>
-inline void accumulate(int row, int first, int dim, const Tile& tile, const Tile& ahead, Scratch& s) {
+[[gnu::noinline]] void accumulate(int row, int first, int dim, const Tile& tile, const Tile& ahead, Scratch& s) {
   typename P::Sum sum[kRows][kColumns];
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kColumns; ++c) {
@@ -348,17 +348,14 @@ struct Attention {
         odd = odd + (load(x + d) - load(x + d));
       }
       const float most = largest(best), inverse = most > 0.0f && most < INFINITY ? kSteps16 / most : 0.0f;
-      alignas(64) int32_t codes[kMaxDim];
       IVec sum = IVec{};
-      for (int d = 0; d < dim; d += kLanes) {
-        const IVec code = nearest(load(x + d) * inverse);
-        store_bits(codes + d, code);
-        sum = sum + code;
+      for (int d = 0; d < dim; d += 2 * kLanes) {
+        const IVec low = nearest(load(x + d) * inverse);
+        const IVec high = d + kLanes < dim ? nearest(load(x + d + kLanes) * inverse) : IVec{};
+        store_bits(q + d / 2, pack_int16(low, high));
+        sum = sum + low + high;
       }
-      pack_int16(codes, dim, q);
-      int32_t all = 0;
-      for (int i = 0; i < kLanes; ++i) all += sum[i];
-      s.query_shift[r] = kZeroPoint * all;
+      s.query_shift[r] = kZeroPoint * total(sum);
       s.query_step[r] = most / kSteps16 + total(odd);
     } else if constexpr (P::kPack == 2) {
       for (int d = 0; d < dim; d += kLanes) store(reinterpret_cast<Bf16*>(q) + d, load(x + d));
@@ -378,80 +375,9 @@ struct Attention {
       if (P::kScaled) {
         tile.key_scales[j] = reinterpret_cast<const float*>(a.k + block + size * dim) + inside;
         tile.value_scales[j] = reinterpret_cast<const float*>(a.v + block + size * dim) + inside;
+        __builtin_prefetch(tile.key_scales[j], 0, kPrefetchLevel);
+        __builtin_prefetch(tile.value_scales[j], 0, kPrefetchLevel);
       }
-    }
-  }
-
-  // Turns a row's products into weights. It sees the tile's tokens [low, seen).
-  void soften(int row, int64_t low, int64_t seen, const Tile& tile, Scratch& s) const {
-    float* scores = s.scores + row * kTile;
-    Vec x[kGroups];
-    Vec best = splat(kMinusInf);
-    for (int j = 0; j < kGroups; ++j) {
-      if (j >= tile.groups) {
-        x[j] = splat(kMinusInf);
-        continue;
-      }
-      if constexpr (P::kScaled)
-        x[j] = __builtin_convertvector(load_bits(scores + j * kGroup) - s.query_shift[row], Vec) * s.query_step[row] * load(tile.key_scales[j]);
-      else
-        x[j] = load(scores + j * kGroup);
-      x[j] = capped(x[j]);
-      if (seen < (j + 1) * kGroup || low > j * kGroup) {
-        const IVec t = kLane + int32_t(j * kGroup);
-        x[j] = (t < int32_t(seen)) & (t >= int32_t(low)) ? x[j] : splat(kMinusInf);
-      }
-      best = max(x[j], best);
-    }
-    const float before = s.highest[row];
-    const float tile_best = largest(best);
-    const float highest = tile_best > before ? tile_best : before;
-    s.highest[row] = highest;
-    Vec sum = Vec{};
-    for (int j = 0; j < tile.groups; ++j) {
-      x[j] = exp2_negative(x[j] - highest);
-      sum = sum + x[j];
-    }
-    s.shrink[row] = exp2_negative(splat(before - highest))[0];
-    s.sum[row] = s.sum[row] * s.shrink[row] + total(sum);
-    keep_weights(row, x, tile, s);
-  }
-
-  Vec capped(Vec x) const {  // in units of log2(e): softmax runs on powers of two
-    if (a.softcap == 0.0f) return x * (a.scale * kLog2e);
-    const Vec y = x * (a.scale / a.softcap);
-    const Vec size = (Vec)((IVec)y & 0x7FFFFFFF);
-    const Vec e = exp2_negative(size * (-2.0f * kLog2e));
-    const Vec tanh = (1.0f - e) / (1.0f + e);
-    return (Vec)((IVec)tanh | ((IVec)y & (int32_t)0x80000000)) * (a.softcap * kLog2e);
-  }
-
-  void keep_weights(int row, const Vec* x, const Tile& tile, Scratch& s) const {
-    uint32_t* words = s.weights + row * (kTile / P::kPack * P::kWords);
-    if constexpr (P::kPack == 4) {
-      Vec scaled[kGroups];
-      Vec best = Vec{};
-      for (int j = 0; j < tile.groups; ++j) {
-        scaled[j] = x[j] * load(tile.value_scales[j]);
-        best = max(scaled[j], best);
-      }
-      const float most = largest(best), inverse = most > 0.0f && most < INFINITY ? kSteps16 / most : 0.0f;
-      alignas(64) int32_t codes[kTile];
-      IVec sum = IVec{};
-      for (int j = 0; j < tile.groups; ++j) {
-        const IVec code = nearest(scaled[j] * inverse);
-        store_bits(codes + j * kGroup, code);
-        sum = sum + code;
-      }
-      pack_int16(codes, tile.groups * kGroup, words);
-      int32_t all = 0;
-      for (int i = 0; i < kLanes; ++i) all += sum[i];
-      s.weight_shift[row] = kZeroPoint * all;
-      s.weight_step[row] = most / kSteps16;
-    } else if constexpr (P::kPack == 2) {
-      for (int j = 0; j < tile.groups; ++j) store(reinterpret_cast<Bf16*>(words) + j * kGroup, x[j]);
-    } else {
-      for (int j = 0; j < tile.groups; ++j) store(reinterpret_cast<float*>(words) + j * kGroup, x[j]);
     }
   }
 
@@ -464,6 +390,112 @@ struct Attention {
 
     int64_t end() const { return first_query + queries; }  // tokens that the last query sees
   };
+
+  // The tile's tokens [low, high) are those that a row sees.
+  struct View {
+    int32_t low, high;
+    bool whole(int j) const { return low <= j * kGroup && high >= (j + 1) * kGroup; }
+    IVec mask(int j) const {
+      const IVec t = kLane + j * kGroup;
+      return (t < high) & (t >= low);
+    }
+  };
+
+  View view(const Item& item, int row, int64_t token) const {
+    const int64_t seen = item.first_query + row / group + 1 - token;
+    return {int32_t(a.window ? seen - a.window : 0), int32_t(seen)};
+  }
+
+  // A softmax in three passes, so that rows overlap in the processor: the rows' maxima, what they make of the sums so
+  // far, and the weights.
+  void soften(const Item& item, int first, int rows, int64_t token, Tile& tile, Scratch& s) const {
+    if (tile.groups == kGroups)
+      soften_groups<kGroups>(item, first, rows, token, tile, s);
+    else if (tile.groups == 3)
+      soften_groups<3>(item, first, rows, token, tile, s);
+    else if (tile.groups == 2)
+      soften_groups<2>(item, first, rows, token, tile, s);
+    else
+      soften_groups<1>(item, first, rows, token, tile, s);
+  }
+
+  template <int kCount>
+  void soften_groups(const Item& item, int first, int rows, int64_t token, Tile& tile, Scratch& s) const {
+    for (int r = first; r < rows; ++r) find_highest<kCount>(r, view(item, r, token), tile, s);
+    for (int r = first; r < rows; r += kLanes) store(s.shrink + r, exp2_negative(load(s.before + r) - load(s.highest + r)));
+    if (P::kScaled) tile.value_most = most_value_scale<kCount>(View{0, kTile}, tile);
+    for (int r = first; r < rows; ++r) weigh<kCount>(r, view(item, r, token), tile, s);
+  }
+
+  // Products to scores in units of log2(e), with the row's maximum so far.
+  template <int kCount>
+  void find_highest(int row, View view, const Tile& tile, Scratch& s) const {
+    float* scores = s.scores + row * kTile;
+    Vec best = splat(kMinusInf);
+    for (int j = 0; j < kCount; ++j) {
+      Vec x;
+      if constexpr (P::kScaled)
+        x = __builtin_convertvector(load_bits(scores + j * kGroup) - s.query_shift[row], Vec) * s.query_step[row] * load(tile.key_scales[j]);
+      else
+        x = load(scores + j * kGroup);
+      x = capped(x);
+      if (!view.whole(j)) x = view.mask(j) ? x : splat(kMinusInf);
+      store(scores + j * kGroup, x);
+      best = max(x, best);
+    }
+    const float before = s.highest[row], tile_best = largest(best);
+    s.before[row] = before;
+    s.highest[row] = tile_best > before ? tile_best : before;
+  }
+
+  // The largest scale of the values that a row sees: 16-bit weights are steps of it.
+  template <int kCount>
+  float most_value_scale(View view, const Tile& tile) const {
+    Vec best = Vec{};
+    for (int j = 0; j < kCount; ++j) {
+      const Vec scale = load(tile.value_scales[j]);
+      best = max(view.whole(j) ? scale : view.mask(j) ? scale : Vec{}, best);
+    }
+    return largest(best);
+  }
+
+  template <int kCount>
+  void weigh(int row, View view, const Tile& tile, Scratch& s) const {
+    const float* scores = s.scores + row * kTile;
+    const float highest = s.highest[row];
+    uint32_t* words = s.weights + row * (kTile / P::kPack * P::kWords);
+    Vec x[kCount + 1] = {}, sum = Vec{};
+    for (int j = 0; j < kCount; ++j) {
+      x[j] = exp2_negative(load(scores + j * kGroup) - highest);
+      sum = sum + x[j];
+      if constexpr (P::kPack == 2) store(reinterpret_cast<Bf16*>(words) + j * kGroup, x[j]);
+      if constexpr (P::kPack == 1) store(reinterpret_cast<float*>(words) + j * kGroup, x[j]);
+    }
+    float* sums = s.sum + row * kLanes;
+    store(sums, load(sums) * s.shrink[row] + sum);
+    if constexpr (P::kScaled) {
+      const float most = view.low <= 0 && view.high >= kCount * kGroup ? tile.value_most : most_value_scale<kCount>(view, tile);
+      const float inverse = most > 0.0f && most < INFINITY ? kSteps16 / most : 0.0f;
+      IVec all = IVec{};
+      for (int j = 0; j < kCount; j += 2) {
+        const IVec low = nearest(x[j] * load(tile.value_scales[j]) * inverse);
+        const IVec high = j + 1 < kCount ? nearest(x[j + 1] * load(tile.value_scales[j + 1]) * inverse) : IVec{};
+        store_bits(words + j * kGroup / 2, pack_int16(low, high));
+        all = all + low + high;
+      }
+      s.weight_shift[row] = kZeroPoint * total(all);
+      s.weight_step[row] = most / kSteps16;
+    }
+  }
+
+  Vec capped(Vec x) const {  // in units of log2(e): softmax runs on powers of two
+    if (a.softcap == 0.0f) return x * (a.scale * kLog2e);
+    const Vec y = x * (a.scale / a.softcap);
+    const Vec size = (Vec)((IVec)y & 0x7FFFFFFF);
+    const Vec e = exp2_negative(size * (-2.0f * kLog2e));
+    const Vec tanh = (1.0f - e) / (1.0f + e);
+    return (Vec)((IVec)tanh | ((IVec)y & (int32_t)0x80000000)) * (a.softcap * kLog2e);
+  }
 
   Item item(int64_t claim) const {
     const int64_t number = claim / a.kv_heads, span = a.item_span[number], first = a.item_first[number], left = a.count[span] - first;
@@ -486,7 +518,7 @@ struct Attention {
       rotate(item.first_row + r / group, s.head);
       prepare_query(s.head, r, s);
       s.highest[r] = kLevel;
-      s.sum[r] = 0.0f;
+      store(s.sum + r * kLanes, Vec{});
     }
     std::memset(s.out, 0, sizeof(float) * rows * dim);
     Tile tile, ahead;
@@ -500,10 +532,7 @@ struct Attention {
       // Queries before the tile see nothing of it.
       const int first = token > item.first_query ? int(token - item.first_query) * group : 0;
       by_rows(first, rows, [&](auto count, int r) { score_groups<P, count>(s.q + r * words, words, tile, ahead, s.scores + r * kTile); });
-      for (int r = first; r < rows; ++r) {
-        const int64_t seen = item.first_query + r / group + 1 - token;
-        soften(r, a.window ? seen - a.window : 0, seen, tile, s);
-      }
+      soften(item, first, rows, token, tile, s);
       by_rows(first, rows, [&](auto count, int r) { accumulate_columns<P, count>(r, dim, tile, ahead, s); });
       for (int j = tile.groups; j < ahead.groups; ++j)
         for (int64_t i = 0; i < group_bytes; i += 64) {
@@ -516,7 +545,7 @@ struct Attention {
 
   void finish(const Item& item, int r, const Scratch& s) const {
     const int64_t at = ((item.first_row + r / group) * a.heads + item.head * group + r % group) * dim;
-    const float inverse = 1.0f / s.sum[r];
+    const float inverse = 1.0f / total(load(s.sum + r * kLanes));
     for (int d = 0; d < dim; d += kLanes) {
       const Vec x = load(s.out + r * dim + d) * inverse;
       if (a.run_is_bf16)

@@ -158,6 +158,16 @@ inline float total(Vec x) {  // in one fixed order
 #endif
 }
 
+inline int32_t total(IVec x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_epi32((__m512i)x);
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += x[i];
+  return sum;
+#endif
+}
+
 inline float largest(Vec x) {
 #ifdef __AVX512F__
   return _mm512_reduce_max_ps((__m512)x);
