@@ -153,7 +153,12 @@ class ModelFlags:
     dtype: Annotated[str, _option("Model", "--dtype", text="auto, bf16 (bfloat16) or float32 (fp32).", metavar="TYPE")] = "auto"
     device: Annotated[str, _option("Model", "--device", text="auto, cpu or cuda.", metavar="DEVICE")] = "auto"
     max_model_len: Annotated[int | None, _count("Model", "--max-model-len", text="Longest prompt plus output, in tokens.")] = None
-    quantization: Annotated[str, _option("Model", "--quantization", text="none in this version.", metavar="TYPE")] = "none"
+    quantization: Annotated[
+        str,
+        _option(
+            "Model", "--quantization", text="Weights in fewer bits, CPU only: none, int8 (faster) or int4 (least memory).", metavar="TYPE"
+        ),
+    ] = "none"
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ class EngineFlags:
     num_kv_blocks: Annotated[int | None, _count("Engine", "--num-kv-blocks", text="Size of the KV pool in blocks.")] = None
     block_size: Annotated[int | None, _count("Engine", "--block-size", text="Tokens in a KV block (32).")] = None
     kv_cache_dtype: Annotated[
-        str, _option("Engine", "--kv-cache-dtype", text="auto, bf16 (bfloat16) or float32 (fp32).", metavar="TYPE")
+        str, _option("Engine", "--kv-cache-dtype", text="Keys and values: auto (as --dtype), bf16, float32 or int8.", metavar="TYPE")
     ] = "auto"
     prefix_caching: Annotated[
         bool, _switch("Engine", "--prefix-caching/--no-prefix-caching", text="Share the KV of equal beginnings (on).")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from batchinfer.engine import Engine
 
 BY_FLAG = ("device", "dtype", "kv_cache_dtype")
-BY_MACHINE = ("attention", "rms_norm", "silu_and_mul", "rotary")
+LIBRARY = "native"  # what the native library is built for, "none" without one
+BY_MACHINE = (LIBRARY, "matmul", "attention", "rms_norm", "silu_and_mul")
 LONGEST = "longest_row"
 
 
@@ -41,10 +42,11 @@ def keep_arithmetic(manifest_path: Path, engine: Engine, num_stored: int, observ
     now, before = normal(now), manifest.resolved
     if num_stored and before:
         for name in (*BY_FLAG, *BY_MACHINE):
-            if before.get(name) != now.get(name):
-                was, is_now = (str(found.get(name)).partition(",")[0] for found in (before, now))
+            if name in before and before[name] != now.get(name):
+                was, is_now = (str(found.get(name)).removesuffix(", slower") for found in (before, now))
+                what = "native library" if name == LIBRARY else name
                 raise OutputConflict(
-                    f"the finished rows were computed with {name} {was}; now it comes out as {is_now}, "
+                    f"the finished rows were computed with {what} {was}; now it comes out as {is_now}, "
                     f"which may change texts: {_way_back(name, was)}, or start afresh with --overwrite"
                 )
         if before.get(LONGEST) != now[LONGEST]:
@@ -59,8 +61,12 @@ def keep_arithmetic(manifest_path: Path, engine: Engine, num_stored: int, observ
 
 
 def _way_back(name: str, value: str) -> str:
-    if name not in BY_MACHINE:
+    if name in BY_FLAG:
         return f"go on with --{name.replace('_', '-')} {value}"
-    if value == "native":
-        return "go on where the native kernels run, BATCHINFER_NATIVE not being off (batchinfer doctor says what they lack here)"
-    return "go on with BATCHINFER_NATIVE=off in the environment"
+    if name == "matmul":
+        return "go on where products come out as they did (batchinfer doctor says how they are made here)"
+    if value == "AVX2":
+        return "go on with BATCHINFER_NATIVE=avx2 in the environment"
+    if value in ("none", "reference"):
+        return "go on with BATCHINFER_NATIVE=off in the environment"
+    return "go on where the native kernels run as they did, with BATCHINFER_NATIVE=on (batchinfer doctor says what they are here)"

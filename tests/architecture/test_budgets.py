@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from batchinfer.config import QUANTIZATIONS, EngineConfig
+from batchinfer.config import EngineConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "batchinfer"
@@ -120,8 +120,7 @@ def test_every_setting_changes_something() -> None:
     others = (COMMANDS, PACKAGE / "reports", PACKAGE / "job")
     readers = [path for path in SOURCES if path.name != "config.py" and not any(folder in path.parents for folder in others)]
     used = set().union(*(settings_used(tree_of(path)) for path in readers))
-    nothing_to_choose = {"quantization"} if len(QUANTIZATIONS) == 1 else set()
-    assert {f.name for f in fields(EngineConfig)} - used == nothing_to_choose
+    assert {f.name for f in fields(EngineConfig)} - used == set()
 
 
 def test_settings_that_are_only_shown_do_not_count_as_used() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,33 @@ def test_another_machine_goes_on_in_the_same_arithmetic_or_not_at_all(tmp_path: 
     assert output.read_bytes() == whole
     assert any("may depend on the rows beside it" in note for note in other.notes)
     assert Machine({"dtype": "float32"}).run(source, output).already_complete
+
+
+@pytest.mark.parametrize(
+    "name, was, now, way_back",
+    [
+        ("native", "AVX2", "AVX-512 (VNNI, BF16)", "BATCHINFER_NATIVE=avx2"),
+        ("native", "AVX-512 (VNNI)", "AVX-512 (VNNI, BF16)", "BATCHINFER_NATIVE=on"),
+        ("native", "none", "AVX2", "BATCHINFER_NATIVE=off"),
+        ("matmul", "oneDNN, int8", "oneDNN, int8 with 7-bit weights", "batchinfer doctor"),
+    ],
+)
+def test_another_processor_may_round_otherwise(tmp_path: Path, source: Path, name: str, was: str, now: str, way_back: str) -> None:
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(KeyError):
+        Machine({name: was}, stop_after=12).run(source, output)
+    with pytest.raises(OutputConflict, match=f"{re.escape(was)}; now it comes out as {re.escape(now)}.*{way_back}"):
+        Machine({name: now}).run(source, output)
+    Machine({name: was}).run(source, output)
+
+
+def test_a_resume_with_another_number_of_bits_is_refused(tmp_path: Path, source: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    stop_early(source, output)
+    with pytest.raises(OutputConflict, match='--quantization was "none", is "int8"'):
+        World().run(source, output, quantization="int8")
+    with pytest.raises(OutputConflict, match='--kv-cache-dtype was "auto", is "int8"'):
+        World().run(source, output, kv_cache_dtype="int8")
 
 
 def test_rows_that_failed_run_again_in_the_same_arithmetic(tmp_path: Path, source: Path, whole: bytes) -> None:
