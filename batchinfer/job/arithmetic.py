@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BY_FLAG = ("device", "dtype", "kv_cache_dtype")
 LIBRARY = "native"  # what the native library is built for, "none" without one
-BY_MACHINE = (LIBRARY, "matmul", "attention", "rms_norm", "silu_and_mul")
+BY_MACHINE = (LIBRARY, "matmul", "attention", "rms_norm", "silu_and_mul", "sampling")
 LONGEST = "longest_row"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-OPERATIONS = ("matmul", "attention", "rms_norm", "silu_and_mul", "rotary", "argmax")
+OPERATIONS = ("matmul", "attention", "rms_norm", "silu_and_mul", "quantise", "sampling")
 
 
 def in_words(seconds: float) -> str:
@@ -49,11 +49,22 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 def kernels_folded(choices: Sequence[str]) -> list[str]:
     """An engine's choices with those of kernels in one line; `doctor` lists them singly. A slow one keeps its own line too."""
     named = {choice.split(":")[0]: choice for choice in choices}
-    kernels = {name: named[name].split(": ", 1)[1].split(" (")[0] for name in OPERATIONS if name in named}
-    told = [f"{name} {chosen}" for name, chosen in kernels.items() if not chosen.startswith("reference")]
-    rest = "others plain torch" if told else "plain torch"
-    slow = [named[name] for name, chosen in kernels.items() if "slower" in chosen]
-    lines = [f"kernels: {', '.join([*told, rest])} (see batchinfer doctor)", *slow] if kernels else []
-    where = next((i for i, choice in enumerate(choices) if choice.split(":")[0] in kernels), 0)
+    kernels = [name for name in OPERATIONS if name in named]
+    if not kernels:
+        return list(choices)
+    groups: dict[str, list[str]] = {}
+    for name in kernels:
+        groups.setdefault(_served_by(named[name]), []).append(name)
+    told = "; ".join(f"{', '.join(names)} {chosen}" for chosen, names in groups.items())
+    slow = [named[name] for name in kernels if ", slower (" in named[name]]
+    where = next(i for i, choice in enumerate(choices) if choice.split(":")[0] in kernels)
     kept = [choice for choice in choices if choice.split(":")[0] not in kernels]
-    return [*kept[:where], *lines, *kept[where:]]
+    return [*kept[:where], f"kernels: {told} (see batchinfer doctor)", *slow, *kept[where:]]
+
+
+def _served_by(choice: str) -> str:
+    """What a choice chose; of the native library also what it is built for."""
+    chosen, _, reason = choice.split(": ", 1)[1].partition(" (")
+    if chosen.startswith("reference"):
+        return "plain torch"
+    return f"native, {reason.removesuffix(')')}" if chosen == "native" else chosen

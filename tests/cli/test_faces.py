@@ -157,17 +157,19 @@ def test_numbers_as_people_say_them() -> None:
 
 
 def test_kernels_are_folded_into_one_line() -> None:
+    built = "built with c++ for AVX-512 (VNNI, BF16)"
     choices = [
         "device: cpu (torch sees no usable GPU)", "dtype: bf16 (the checkpoint's own is bf16)", "matmul: oneDNN, prepacked bf16 (float32 accumulation)",
-        "rms_norm: reference (plain torch)", "argmax: numpy (vectorised)", "attention: native (built with c++)", "threads: 2",
+        f"rms_norm: native ({built})", "sampling: reference (plain torch)", "KV dtype: bf16 (the run's dtype)", f"attention: native ({built})", "threads: 2",
     ]  # fmt: skip
     assert kernels_folded(choices) == [
         *choices[:2],
-        "kernels: matmul oneDNN, prepacked bf16, attention native, argmax numpy, others plain torch (see batchinfer doctor)",
+        f"kernels: matmul oneDNN, prepacked bf16; attention, rms_norm native, {built}; sampling plain torch (see batchinfer doctor)",
+        "KV dtype: bf16 (the run's dtype)",
         "threads: 2",
     ]
     slow = "attention: reference, slower (no C++ compiler found)"
-    assert kernels_folded(["device: cpu (x)", slow]) == ["device: cpu (x)", "kernels: plain torch (see batchinfer doctor)", slow]
+    assert kernels_folded(["device: cpu (x)", slow]) == ["device: cpu (x)", "kernels: attention plain torch (see batchinfer doctor)", slow]
     assert kernels_folded(["threads: 2"]) == ["threads: 2"]
 
 
