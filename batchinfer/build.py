@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from batchinfer.core.admission import EngineLimits
     from batchinfer.core.memory import KVMemory
     from batchinfer.engine import ControlPlane, Engine, EngineFacts
-    from batchinfer.layers.linear import Linear
+    from batchinfer.layers.lm_head import LmHead
     from batchinfer.model.decoder import Decoder
     from batchinfer.model.footprint import Footprint
     from batchinfer.ops.table import Choice
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
 
-KERNELS_THAT_ROUND = ("matmul", "attention", "rms_norm", "silu_and_mul")  # another implementation may change a last bit
+KERNELS_THAT_ROUND = ("matmul", "attention", "rms_norm", "silu_and_mul", "sampling")  # another implementation may change a last bit
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
 CUDA_DEFAULTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 32}
 
@@ -87,10 +87,11 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
 
 
 def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
-    """(out, in) of every kind of linear layer, fused as they run."""
-    from batchinfer.model.footprint import head_shape, layer_shapes
+    """(out, in) of every kind of linear layer, fused or sliced as they run."""
+    from batchinfer.layers.lm_head import slice_widths
+    from batchinfer.model.footprint import layer_shapes
 
-    return [*layer_shapes(model), head_shape(model)]
+    return [*layer_shapes(model), *((width, model.hidden_size) for width in sorted(set(slice_widths(model.vocab_size))))]
 
 
 def compute_target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
@@ -116,7 +117,7 @@ def weight_footprint(model: ModelHandle, target: ComputeTarget, quantization: st
     return Footprint.of(model.config, name, target.dtype.itemsize, original, shares_table)
 
 
-def _load(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, Linear]:
+def _load(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, LmHead]:
     from batchinfer.model.assemble import Placement, assemble
     from batchinfer.model.load import iter_weights
     from batchinfer.runtime.pool_size import free_bytes
@@ -209,7 +210,7 @@ def _control_plane(config: EngineConfig, model: ModelHandle, limits: EngineLimit
 
 
 def _data_plane(
-    config: EngineConfig, model: ModelHandle, control: ControlPlane, target: ComputeTarget, pool: Choice, parts: tuple[Decoder, Linear]
+    config: EngineConfig, model: ModelHandle, control: ControlPlane, target: ComputeTarget, pool: Choice, parts: tuple[Decoder, LmHead]
 ) -> DataPlane:
     from batchinfer.attention.kv_cache import KV_FORMATS, KVCache
     from batchinfer.runtime.batch import RaggedBatchBuilder
@@ -217,6 +218,7 @@ def _data_plane(
     from batchinfer.runtime.device import choose_attention
     from batchinfer.runtime.head import GenerateHead
     from batchinfer.runtime.runner import EagerRunner
+    from batchinfer.runtime.sampler import choose_sampler
 
     decoder, lm_head = parts
     table, block_size = control.memory.table, control.memory.block_size
@@ -229,12 +231,14 @@ def _data_plane(
         target.device,
     )
     attention, choice = choose_attention(kv, target)
+    vocabulary = model.tokenizer.vocabulary
+    sampler, sampling = choose_sampler(target, vocabulary.size)
     return DataPlane(
         batcher=RaggedBatchBuilder(table, block_size, target.device),
         runner=EagerRunner(decoder, attention),
-        head=GenerateHead(lm_head, table, model.tokenizer.vocabulary, control.stopper.stop_ids, target.ops),
+        head=GenerateHead(lm_head, table, vocabulary, control.stopper.stop_ids, sampler),
         clear=kv.clear,
-        choices=(choice, pool),
+        choices=(choice, sampling, pool),
     )
 
 
@@ -293,10 +297,11 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
 
 def _quantization_hint(config: EngineConfig, model: ModelHandle, target: ComputeTarget) -> list[Choice]:
     """One line on what 8 bits would gain here, as measured; none where they would not."""
+    from batchinfer.model.footprint import layer_shapes
     from batchinfer.ops.table import Choice
     from batchinfer.runtime.gain import int8_speed_up
 
-    times = None if config.fake_model else int8_speed_up(target, linear_shapes(model.config)[:-1])
+    times = None if config.fake_model else int8_speed_up(target, layer_shapes(model.config))
     if times is None:
         return []
     own = "the model's own precision; " if target.dtype_name == model.config.dtype and not _is_quantised(model) else ""

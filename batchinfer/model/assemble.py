@@ -10,6 +10,7 @@ from torch import Tensor
 
 from batchinfer.layers.kinds import LinearKind
 from batchinfer.layers.linear import Linear, fuse
+from batchinfer.layers.lm_head import LmHead
 from batchinfer.model.config import ModelConfig
 from batchinfer.model.decoder import Decoder, LayerWeights
 from batchinfer.model.rotary import RotaryTable
@@ -33,7 +34,7 @@ class Placement:
         return torch.float32 if self.linear.rows == "int8" else self.dtype
 
 
-def assemble(config: ModelConfig, weights: Iterator[tuple[str, Tensor]], place: Placement, num_positions: int) -> tuple[Decoder, Linear]:
+def assemble(config: ModelConfig, weights: Iterator[tuple[str, Tensor]], place: Placement, num_positions: int) -> tuple[Decoder, LmHead]:
     """Consume `weights` (canonical names, layer by layer) and return (decoder, LM head)."""
     top: dict[str, Tensor] = {}
     layers: list[LayerWeights] = []
@@ -50,11 +51,11 @@ def assemble(config: ModelConfig, weights: Iterator[tuple[str, Tensor]], place: 
         parts[part] = tensor.to(device=place.device, dtype=place.linear.weight_dtype)
     layers.append(_layer(parts, place))
     embed = top["embed.weight"]
-    head = place.linear.head_pack(top.get("head.weight", embed).to(place.linear.weight_dtype), None)
+    head = LmHead(top.get("head.weight", embed), place.linear, place.ops)
     norm = top["norm.weight"].to(place.norm_dtype)
     rotary = RotaryTable(config.rotary, config.head_dim, num_positions, place.device)
     decoder = Decoder(embed.to(place.dtype), layers, norm, config.norm_eps, rotary, place.ops)
-    return decoder, Linear(head, place.ops)
+    return decoder, head
 
 
 def _layer(parts: dict[str, Tensor], place: Placement) -> LayerWeights:

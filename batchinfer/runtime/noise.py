@@ -11,6 +11,7 @@ from torch import Tensor
 
 _C1, _C2 = -2048144789, -1028477387  # murmur3's finaliser constants 0x85EBCA6B and 0xC2B2AE35 as int32 (Appleby)
 _GOLDEN = -1640531527  # 0x9E3779B9
+LARGEST_BELOW_1 = 1.0 - 2.0**-24  # of float32
 
 
 def row_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -30,9 +31,10 @@ def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
     h = _mix(h)
     h += keys[:, 1:]
     h = _mix(h)
-    # The upper 24 bits, centred in their cell: never 0 or 1, so both logarithms are finite.
-    u = ((h >> 8) & 0xFFFFFF).float().add_(0.5).mul_(2.0**-24)
-    return u.log_().neg_().log_().neg_()
+    # 31 bits as the chance of a larger draw: small ones, which make large noise, keep all their digits. Never 0 and,
+    # since the largest would round to it, never 1: both logarithms are finite.
+    u = ((h >> 1) & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31).clamp_(max=LARGEST_BELOW_1)
+    return u.neg_().log1p_().neg_().log_().neg_()
 
 
 def _mix(h: Tensor) -> Tensor:

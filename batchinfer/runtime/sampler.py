@@ -1,6 +1,7 @@
-"""From logits to one token per row: greedy, or temperature, top-k, top-p and min-p with position-keyed noise.
+"""From slices of logits to one token per row: greedy, or temperature, top-k, top-p and min-p with position-keyed noise.
 
-Every decision about a row uses its own logits only, in an order that does not depend on other rows.
+The torch sampler: for any device, and the oracle of the native one. Every decision about a row uses its own logits
+only, in an order that does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -12,111 +13,184 @@ import torch
 from torch import Tensor
 
 from batchinfer.core.sequences import SequenceTable
+from batchinfer.ops.draw import Draw, Drawn, Sampler, SamplingColumns
+from batchinfer.ops.native.sampling import NativeSampler
+from batchinfer.ops.rows import Product, to_dense
+from batchinfer.ops.table import Choice
+from batchinfer.runtime.device import ComputeTarget
 from batchinfer.runtime.noise import gumbel, row_keys
 
 CANDIDATES = 1024  # most likely tokens looked at first; the same for every row, so that ties fall alike
-SLICE_ROWS = 8  # rows of noise made at a time: their temporaries stay in the cache
+NOISE_ROWS = 32  # rows of noise made at a time: their temporaries stay in the cache
+
+
+def choose_sampler(target: ComputeTarget, vocab_size: int) -> tuple[Sampler, Choice]:
+    """The native sampler where the native library serves, else the torch one; says why."""
+    native = target.native
+    if native.library is None:
+        return TorchSampler(target.device, vocab_size), Choice("sampling", "reference", native.reason)
+    return NativeSampler(native.library, vocab_size), Choice("sampling", "native", native.reason)
+
+
+def gather_columns(table: SequenceTable, slots: np.ndarray, vocab_size: int) -> SamplingColumns:
+    """Columns of the slots, with the noise keys of the position each is about to fill."""
+    top_k = table.top_k[slots]
+    return SamplingColumns(
+        temperature=table.temperature[slots],
+        top_k=np.where((top_k <= 0) | (top_k > vocab_size), np.int32(vocab_size), top_k),
+        top_p=table.top_p[slots],
+        min_p=table.min_p[slots],
+        keys=row_keys(table.seed[slots], table.num_tokens[slots]),
+    )
+
+
+class TorchSampler:
+    """Plain torch operations on the device of the logits."""
+
+    def __init__(self, device: torch.device, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._device = device
+
+    def begin(self, columns: SamplingColumns) -> Draw:
+        """Start on a step's rows."""
+        return _TorchDraw(columns, self._device, self.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingColumns:
-    """The sampling parameters of the rows at hand; one entry per row of the logits."""
+class _Rows:
+    """Some of a step's rows with their columns as tensors."""
 
-    temperature: Tensor  # float32 [R, 1]
-    top_p: Tensor  # float32 [R, 1]
-    min_p: Tensor  # float32 [R, 1]
-    top_k: Tensor  # int64 [R, 1], the vocabulary's size where off
-    keys: Tensor  # int32 [R, 2]
+    index: Tensor  # int64 [N], of the step's rows
+    temperature: Tensor  # float32 [N, 1]
+    top_k: Tensor  # int64 [N, 1]
+    top_p: Tensor  # float32 [N, 1]
+    min_p: Tensor  # float32 [N, 1]
+    keys: Tensor  # int32 [N, 2]
 
-    def rows(self, index: Tensor) -> SamplingColumns:
-        """The entries of some rows, index int64."""
-        return SamplingColumns(self.temperature[index], self.top_p[index], self.min_p[index], self.top_k[index], self.keys[index])
+    @classmethod
+    def of(cls, columns: SamplingColumns, index: np.ndarray, device: torch.device) -> _Rows:
+        def column(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values[index][:, None]).to(device)
 
+        keys = torch.from_numpy(columns.keys[index]).to(device)
+        where = torch.from_numpy(index).to(device)
+        return cls(where, column(columns.temperature), column(columns.top_k).long(), column(columns.top_p), column(columns.min_p), keys)
 
-def gather_columns(table: SequenceTable, slots: np.ndarray, vocab_size: int, device: torch.device) -> SamplingColumns:
-    """Columns of the slots that sample, with the noise keys of the position each is about to fill."""
-
-    def column(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values[:, None]).to(device)
-
-    top_k = table.top_k[slots].astype(np.int64)
-    top_k = np.where((top_k <= 0) | (top_k > vocab_size), vocab_size, top_k)
-    keys = row_keys(table.seed[slots], table.num_tokens[slots])
-    return SamplingColumns(
-        temperature=column(table.temperature[slots]),
-        top_p=column(table.top_p[slots]),
-        min_p=column(table.min_p[slots]),
-        top_k=column(top_k),
-        keys=torch.from_numpy(keys).to(device),
-    )
+    def part(self, which: Tensor | slice) -> _Rows:
+        return _Rows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
 
-def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Token ids int64 [R] for logits [R, V]; temperatures are above 0."""
-    scaled = logits.float() / columns.temperature
+class _TorchDraw:
+    """The largest so far of every row, with and without noise, and all logits of rows that filter."""
+
+    def __init__(self, columns: SamplingColumns, device: torch.device, vocab_size: int) -> None:
+        filtered = columns.filtered(vocab_size)
+        free = np.setdiff1d(np.flatnonzero(columns.temperature > 0), filtered, assume_unique=True)
+        self._vocab_size = vocab_size
+        self._free, self._filtered = _Rows.of(columns, free, device), _Rows.of(columns, filtered, device)
+        self._best = torch.full((len(columns.temperature),), -torch.inf, device=device)
+        self._best_id = torch.zeros(len(columns.temperature), dtype=torch.int64, device=device)
+        self._noisy = torch.full((len(free),), -torch.inf, device=device)
+        self._noisy_id = torch.zeros(len(free), dtype=torch.int64, device=device)
+        self._kept = torch.empty(len(filtered), vocab_size, device=device)
+
+    def take(self, first_id: int, logits: Product) -> None:
+        """Update every row's best, or keep its logits."""
+        wide = to_dense(logits, torch.float32).float()[:, : max(0, self._vocab_size - first_id)]
+        if not wide.shape[1]:
+            return
+        largest = wide.amax(1)
+        better = (largest > self._best).nonzero().squeeze(1)  # few after the first slices: finding a place is slow
+        if len(better):
+            self._best_id[better] = first_id + wide[better].max(1).indices
+        self._best = torch.maximum(self._best, largest)  # stays NaN once it is
+        if len(self._filtered.index):
+            self._kept[:, first_id : first_id + wide.shape[1]] = wide[self._filtered.index] / self._filtered.temperature
+        token_ids = torch.arange(first_id, first_id + wide.shape[1], dtype=torch.int32, device=wide.device)
+        for start in range(0, len(self._free.index), NOISE_ROWS):
+            rows = slice(start, start + NOISE_ROWS)
+            part = self._free.part(rows)
+            noisy, place = (wide[part.index] / part.temperature + gumbel(part.keys, token_ids)).max(1)
+            better = noisy > self._noisy[rows]
+            self._noisy_id[rows] = torch.where(better, first_id + place, self._noisy_id[rows])
+            self._noisy[rows] = torch.where(better, noisy, self._noisy[rows])
+
+    def finish(self) -> Drawn:
+        """Choose among the kept logits, and gather."""
+        sound = torch.isfinite(self._best)  # not so if any logit is NaN or +inf, or all are -inf
+        token_ids = self._best_id
+        token_ids[self._free.index] = self._noisy_id
+        if len(self._filtered.index):
+            fit = sound[self._filtered.index]
+            rows = self._filtered.part(fit)
+            token_ids[rows.index] = _choose_filtered(self._kept[fit], rows)
+        return Drawn(token_ids.to("cpu", torch.int32).numpy(), sound.cpu().numpy())
+
+
+def _choose_filtered(scaled: Tensor, rows: _Rows) -> Tensor:
+    """Token ids int64 [N] for scaled logits [N, V].
+
+    Looks at the most likely candidates; rows whose kept set may reach beyond them are sorted whole.
+    """
     vocab_size = scaled.shape[1]
-    filtered = ((columns.top_k < vocab_size) | (columns.top_p < 1.0) | (columns.min_p > 0.0)).squeeze(1)
-    out = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
-    free, picky = (~filtered).nonzero().squeeze(1), filtered.nonzero().squeeze(1)
-    if len(free):
-        out[free] = _sample_all(scaled[free], columns.keys[free])
-    if len(picky):
-        out[picky] = _sample_filtered(scaled[picky], columns.rows(picky))
-    return out
-
-
-def _sample_all(scaled: Tensor, keys: Tensor) -> Tensor:
-    token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-    parts = [
-        (scaled[i : i + SLICE_ROWS] + gumbel(keys[i : i + SLICE_ROWS], token_ids)).argmax(-1) for i in range(0, len(scaled), SLICE_ROWS)
-    ]
-    return torch.cat(parts)
-
-
-def _sample_filtered(scaled: Tensor, columns: SamplingColumns) -> Tensor:
-    """Look at the most likely candidates; rows whose kept set may reach beyond them are sorted whole."""
-    vocab_size = scaled.shape[1]
-    probabilities = torch.softmax(scaled, dim=-1)
     if vocab_size <= CANDIDATES:
-        return _choose(*_sorted(scaled, probabilities), columns)
+        return _choose(*_sorted(scaled), _total(scaled), rows)
+    total = _total(scaled)
     top = scaled.topk(CANDIDATES, dim=-1)
-    mass = probabilities.gather(1, top.indices)
+    mass = _mass(top.values, top.values[:, :1])
     # Enough when top-k ends inside, when their mass covers top-p of everything, or when min-p cuts inside; judged row
-    # by row. A wider top-k needs its own mass, which only the whole sort gives.
-    covered = mass.cumsum(-1)[:, -1:] >= columns.top_p
-    cut = mass[:, -1:] < columns.min_p * mass[:, :1]
-    wide = (columns.top_k > CANDIDATES) & (columns.top_k < vocab_size)
-    enough = ((columns.top_k <= CANDIDATES) | (~wide & (((columns.top_p < 1.0) & covered) | cut))).squeeze(1)
+    # by row. A wider top-k needs its own mass, which only the whole sort gives. Where the last candidate's equals are
+    # not all among them, the whole sort says which come first.
+    covered = mass.double().sum(-1, keepdim=True) >= rows.top_p * total
+    cut = mass[:, -1:] < rows.min_p
+    wide = (rows.top_k > CANDIDATES) & (rows.top_k < vocab_size)
+    split = (scaled == top.values[:, -1:]).sum(-1, keepdim=True) > (top.values == top.values[:, -1:]).sum(-1, keepdim=True)
+    enough = (~split & ((rows.top_k <= CANDIDATES) | (~wide & (((rows.top_p < 1.0) & covered) | cut)))).squeeze(1)
     out = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
     few, all_ = enough.nonzero().squeeze(1), (~enough).nonzero().squeeze(1)
     if len(few):
-        out[few] = _choose(top.values[few], top.indices[few], mass[few], columns.rows(few))
+        by_id, order = top.indices[few].sort(dim=-1)  # topk leaves equals in any order
+        values, place = top.values[few].gather(1, order).sort(dim=-1, descending=True, stable=True)
+        out[few] = _choose(values, by_id.gather(1, place), total[few], rows.part(few))
     if len(all_):
-        out[all_] = _choose(*_sorted(scaled[all_], probabilities[all_]), columns.rows(all_))
+        out[all_] = _choose(*_sorted(scaled[all_]), total[all_], rows.part(all_))
     return out
 
 
-def _sorted(scaled: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _mass(scaled: Tensor, largest: Tensor) -> Tensor:
+    """Likelihood relative to the most likely token: equal logits weigh exactly the same."""
+    return (scaled - largest).exp()
+
+
+def _total(scaled: Tensor) -> Tensor:
+    """Mass of the whole vocabulary, float64 [N, 1]."""
+    return _mass(scaled, scaled.amax(-1, keepdim=True)).double().sum(-1, keepdim=True)
+
+
+def _sorted(scaled: Tensor) -> tuple[Tensor, Tensor]:
     values, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
-    return values, token_ids, probabilities.gather(1, token_ids)
+    return values, token_ids
 
 
-def _choose(values: Tensor, token_ids: Tensor, mass: Tensor, columns: SamplingColumns) -> Tensor:
-    """Filter candidates in descending order (values, ids, probabilities [R, K]), then take the largest with noise.
+def _choose(values: Tensor, token_ids: Tensor, total: Tensor, rows: _Rows) -> Tensor:
+    """Filter candidates in descending order (values, ids [R, K]), then take the largest with noise.
 
     top-k first, top-p within what it keeps (the token that crosses the threshold stays), then min-p relative to the
-    most likely token.
+    most likely token. Sums are in float64. `total` is the mass of the whole vocabulary.
     """
-    rank = torch.arange(values.shape[1], device=values.device)
-    mass = mass.masked_fill(rank >= columns.top_k, 0.0)
-    upto = mass.cumsum(-1)
-    total = upto[:, -1:]
-    keep = (upto - mass < columns.top_p * torch.where(columns.top_k <= values.shape[1], total, torch.ones_like(total))) | (
-        columns.top_p >= 1.0
-    )
-    keep &= rank < columns.top_k
-    keep &= mass >= columns.min_p * mass[:, :1]
-    keep[:, 0] = True
-    noisy = values + gumbel(columns.keys, token_ids.to(torch.int32))
+    keep = _kept(values, total, rows)
+    noisy = values + gumbel(rows.keys, token_ids.to(torch.int32))
     best = noisy.masked_fill(~keep, -torch.inf).argmax(-1, keepdim=True)
     return token_ids.gather(1, best).squeeze(1)
+
+
+def _kept(values: Tensor, total: Tensor, rows: _Rows) -> Tensor:
+    rank = torch.arange(values.shape[1], device=values.device)
+    in_top_k = rank < rows.top_k
+    mass = _mass(values, values[:, :1]).masked_fill(~in_top_k, 0.0)
+    upto = mass.double().cumsum(-1)
+    whole = torch.where(rows.top_k <= values.shape[1], upto[:, -1:], total)
+    keep = (upto - mass < rows.top_p.double() * whole) | (rows.top_p >= 1.0)
+    keep &= in_top_k & (mass >= rows.min_p)
+    keep[:, 0] = True
+    return keep

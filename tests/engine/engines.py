@@ -52,7 +52,7 @@ class RecordingHead:
         engine.head = self
 
     def decide(self, hidden: torch.Tensor, batch: Any) -> Any:
-        logits = self._inner._lm_head(hidden).float()  # type: ignore[attr-defined]
+        logits = self._inner.lm_head.logits(hidden)  # type: ignore[attr-defined]
         for slot, row in zip(batch.sampling_slots.tolist(), logits, strict=True):
             seq = self._table.sequences[slot]
             assert seq is not None
