@@ -50,11 +50,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """[R, V] -> int64 [R], the first of the largest in each row."""
-    return logits.argmax(-1)
-
-
 def dense_matmul(x: Tensor, layout: Dense) -> Tensor:
     """x [T, in] -> [T, out]. Float32 on the CPU is padded to full groups of rows, so that no row sees its neighbours."""
     rows = x.shape[0]

@@ -24,7 +24,6 @@ class Ops:
     add_rms_norm: Callable[[Product, Tensor, Tensor, float], tuple[Entry, Tensor]]
     silu_and_mul: Callable[[Product], Entry]
     enter: Callable[[Tensor], Entry]
-    argmax: Callable[[Tensor], Tensor]
     matmul: Mapping[type, Callable[[Any, Any], Product]]
 
 
@@ -40,7 +39,6 @@ REFERENCE = Ops(
     add_rms_norm=reference.add_rms_norm,
     silu_and_mul=reference.silu_and_mul,
     enter=reference.enter,
-    argmax=reference.argmax,
     matmul=MATMUL,
 )
 
@@ -49,7 +47,6 @@ REFERENCE_INT8 = Ops(
     add_rms_norm=quantised.add_rms_norm,
     silu_and_mul=quantised.silu_and_mul,
     enter=quantised.enter,
-    argmax=reference.argmax,
     matmul=MATMUL,
 )
 

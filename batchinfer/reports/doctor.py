@@ -199,6 +199,7 @@ def _kernels(findings: Findings, threads: int | None) -> None:
 def _list_kernels(findings: Findings, section: Section, dtype: str, quantization: str) -> None:
     """Each operation's kernel and why, and what the self-test says. Raises `BatchInferError` for what cannot run here."""
     from batchinfer.runtime.device import Wanted, choose_target
+    from batchinfer.runtime.sampler import choose_sampler
     from batchinfer.runtime.self_test import linear_shapes_that_differ
 
     target = choose_target(Wanted("auto", dtype, quantization), "bf16" if dtype == "auto" else dtype, False)
@@ -209,6 +210,8 @@ def _list_kernels(findings: Findings, section: Section, dtype: str, quantization
         return
     used = "native" if target.native.library is not None else "reference, slower"
     section.add("attention", f"{used} ({target.native.reason}); keys and values in {target.dtype_name} or int8")
+    sampling = choose_sampler(target, 1)[1]
+    section.add(sampling.operation, f"{sampling.chosen} ({sampling.reason})")
     if quantization == "int8":
         _int8_facts(section)
     differ = linear_shapes_that_differ(target, TESTED_SHAPES)

@@ -13,10 +13,9 @@ from batchinfer.attention.reference import ReferenceAttention
 from batchinfer.errors import BackendError
 from batchinfer.layers.kinds import LinearKind, choose_linear
 from batchinfer.machine import read_machine
-from batchinfer.ops.cpu import CPU, CPU_INT8
 from batchinfer.ops.native.library import NativeLibrary, load_native
 from batchinfer.ops.native.rowwise import native_int8_ops, native_ops
-from batchinfer.ops.table import REFERENCE, Choice, Ops
+from batchinfer.ops.table import REFERENCE, REFERENCE_INT8, Choice, Ops
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 BF16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")  # processors that multiply bf16 themselves
@@ -67,21 +66,17 @@ def choose_target(wanted: Wanted, checkpoint_dtype: str, quantised: bool) -> Com
     if linear.name in QUANTIZATION_REASONS:
         choices.append(Choice("quantization", linear.name, QUANTIZATION_REASONS[linear.name]))
     native = load_native() if place.type == "cpu" else NativeLibrary(None, ONLY_ONE)
-    ops, replaced = _ops(place, linear, native)
+    ops, replaced = _ops(linear, native)
     return ComputeTarget(place, name, linear, ops, native, (*choices, matmul, *replaced))
 
 
-def _ops(device: torch.device, linear: LinearKind, native: NativeLibrary) -> tuple[Ops, list[Choice]]:
-    """The device's table of operations for the rows between these linear layers, and why."""
+def _ops(linear: LinearKind, native: NativeLibrary) -> tuple[Ops, list[Choice]]:
+    """The table of operations for the rows between these linear layers, and why."""
     rowwise = ("rms_norm", "silu_and_mul", *(("quantise",) if linear.rows == "int8" else ()))
-    if device.type != "cpu":
-        return REFERENCE, [Choice(name, "reference", ONLY_ONE) for name in (*rowwise, "argmax")]
-    argmax = Choice("argmax", "numpy", "vectorised")
     if native.library is None:
-        ops = CPU_INT8 if linear.rows == "int8" else CPU
-        return ops, [*(Choice(name, "reference", native.reason) for name in rowwise), argmax]
+        return REFERENCE_INT8 if linear.rows == "int8" else REFERENCE, [Choice(name, "reference", native.reason) for name in rowwise]
     ops = native_int8_ops(native.library) if linear.rows == "int8" else native_ops(native.library)
-    return ops, [*(Choice(name, "native", native.reason) for name in rowwise), argmax]
+    return ops, [Choice(name, "native", native.reason) for name in rowwise]
 
 
 def choose_attention(kv: KVCache, target: ComputeTarget) -> tuple[AttentionBackend, Choice]:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from batchinfer.reports.doctor import unusable_gpu
+from batchinfer.config import cache_root
+from batchinfer.ops.native.library import load_native
+from batchinfer.reports.doctor import large_pages, unusable_gpu
 from tests.cli.conftest import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,7 +260,8 @@ def test_doctor_looks_everywhere(cli: Cli) -> None:
     said = cli("doctor", "--threads", "1")
     assert said.code == 0
     for words in (
-        *("machine", "versions", "devices", "number format", "attention", "kernels, bf16", "kernels, float32", "caches"),
+        *("machine", "versions", "devices", "number format", "native library", "kernels, bf16", "kernels, float32", "caches"),
+        *("kernels, --quantization int8", "kernels, --quantization int4", "exact sums", "large pages", "attention", "sampling"),
         *("self-test", "memory", "torch", "native library (built with"),
     ):
         assert words in said.out
@@ -269,10 +272,73 @@ def test_doctor_says_why_the_native_library_is_not_used(cli: Cli, monkeypatch: p
     monkeypatch.setenv("BATCHINFER_NATIVE", "off")
     said = cli("doctor")
     assert "plain torch, slower (switched off by BATCHINFER_NATIVE)" in said.out
-    assert "native attention library is not used" not in said.out
+    assert "PROBLEM" not in said.out
     monkeypatch.delenv("BATCHINFER_NATIVE")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "PROBLEM: the native attention library is not used: " in cli("doctor").out
+    assert "PROBLEM: the native library is not used, which makes a run several times slower: " in cli("doctor").out
+
+
+def test_the_variant_in_use_is_told_and_a_wrong_switch_refused(
+    cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if load_native().library is None:
+        pytest.skip(load_native().reason)
+    monkeypatch.setenv("BATCHINFER_NATIVE", "avx2")
+    assert "native library (built with g++ for AVX2)" in cli("doctor").out
+    assert cli("run", prompts, "-m", tiny_folder, "-o", tmp_path / "out.jsonl", "-q").code == 3
+    settings = json.loads((tmp_path / "out.jsonl.report.json").read_text())["settings"]
+    assert (settings["native"], settings["attention"]) == ("AVX2", "native")
+    monkeypatch.setenv("BATCHINFER_NATIVE", "maybe")
+    assert "PROBLEM: BATCHINFER_NATIVE=maybe: must be on, off or avx2" in cli("doctor").out
+    said = cli("run", prompts, "-m", tiny_folder, "-o", tmp_path / "other.jsonl", "-q")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "BATCHINFER_NATIVE=maybe" in said.err
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_fewer_bits_run_and_are_in_the_report(cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path, quantization: str) -> None:
+    output = tmp_path / "out.jsonl"
+    flags = ("-m", tiny_folder, "--quantization", quantization, "--kv-cache-dtype", "int8", "--limit", "6")
+    said = cli("run", prompts, "-o", output, *flags)
+    assert said.code == 0, said.err
+    assert f"quantization: {quantization} (asked for; " in said.err
+    assert "KV dtype: int8 (asked for; " in said.err
+    report = json.loads(Path(f"{output}.report.json").read_text())
+    assert (report["settings"]["quantization"], report["settings"]["kv_cache_dtype"]) == (quantization, "int8")
+    assert report["limit"]["attention_flops_per_s"] > 0
+    said = cli("plan", prompts, *flags, "--json", "-")
+    fit = json.loads(said.out)["fit"]
+    assert (fit["quantization"], fit["kv_cache_dtype"]) == (quantization, "int8")
+    plain = json.loads(cli("plan", prompts, "-m", tiny_folder, "--limit", "6", "--json", "-").out)["fit"]
+    assert fit["weight_bytes"] < plain["weight_bytes"]
+    assert fit["kv_bytes_per_token"] < plain["kv_bytes_per_token"]
+    refused = cli("run", prompts, "-o", output, "-m", tiny_folder, "--limit", "6")
+    assert refused.code == 2
+    assert f'--quantization was "{quantization}", is "none"' in refused.err
+
+
+def test_what_8_bits_would_gain_is_said_where_they_would(cli: Cli, prompts: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    for times, words in ((1.84, "--quantization int8 multiplies 1.8x as fast here with "), (1.02, None)):
+        assert cli("run", prompts, "-m", tiny_folder, "-o", tmp_path / f"{times}.jsonl", "--limit", "2").code == 0
+        remembered = list((cache_root() / "int8-gain").glob("*.json"))
+        assert remembered
+        for path in remembered:
+            path.write_text(json.dumps({"times_as_fast": times}))
+        said = cli("run", prompts, "-m", tiny_folder, "-o", tmp_path / f"{times} again.jsonl", "--limit", "2")
+        assert ("quantization: none (" in said.err) == (words is not None)
+        assert words is None or words in said.err
+
+
+def test_large_pages_are_told_as_the_system_has_them(tmp_path: Path) -> None:
+    setting = tmp_path / "enabled"
+    for line, word in (
+        ("[always] madvise never", "always"),
+        ("always [madvise] never", "asks for them"),
+        ("always madvise [never]", "slower"),
+    ):
+        setting.write_text(line + "\n")
+        assert word in large_pages(setting)
+    assert "does not say" in large_pages(tmp_path / "nowhere")
 
 
 def test_a_gpu_that_torch_was_not_built_for_is_told_from_one_that_works() -> None:

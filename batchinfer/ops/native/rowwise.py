@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from batchinfer.ops import quantised, reference
-from batchinfer.ops.cpu import CPU, CPU_INT8
 from batchinfer.ops.rows import Product, QuantRows, ScaledRows, to_dense
-from batchinfer.ops.table import Ops
+from batchinfer.ops.table import REFERENCE, REFERENCE_INT8, Ops
 
 LANES = 16
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -80,7 +79,7 @@ def native_ops(library: ctypes.CDLL) -> Ops:
         gate(_Gate(_plain(gate_up), out.data_ptr(), _Output(), rows, size), _is_bf16(gate_up))
         return out
 
-    return replace(CPU, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul)
+    return replace(REFERENCE, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul)
 
 
 def native_int8_ops(library: ctypes.CDLL) -> Ops:
@@ -128,7 +127,7 @@ def native_int8_ops(library: ctypes.CDLL) -> Ops:
         quantise(_Quantise(x.data_ptr(), place, rows, size), _is_bf16(x))
         return out
 
-    return replace(CPU_INT8, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, enter=enter)
+    return replace(REFERENCE_INT8, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, enter=enter)
 
 
 def _bound(library: ctypes.CDLL, name: str, record: type[ctypes.Structure]) -> Callable[[ctypes.Structure, int], None]:
