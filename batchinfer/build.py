@@ -120,13 +120,15 @@ def weight_footprint(model: ModelHandle, target: ComputeTarget, quantization: st
 def _load(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, LmHead]:
     from batchinfer.model.assemble import Placement, assemble
     from batchinfer.model.load import iter_weights
-    from batchinfer.runtime.pool_size import free_bytes
+    from batchinfer.runtime.pool_size import free_bytes, return_freed_memory
 
     weights = iter_weights(model.files, model.config)
     free, size = free_bytes(target.device), weight_footprint(model, target)
     if size.peak > free:
         raise CapacityError(_too_large(model, target, free))
-    return assemble(model.config, weights, Placement(target.dtype, target.device, target.linear, target.ops), model.max_model_len)
+    parts = assemble(model.config, weights, Placement(target.dtype, target.device, target.linear, target.ops), model.max_model_len)
+    return_freed_memory()
+    return parts
 
 
 def _too_large(model: ModelHandle, target: ComputeTarget, free: int) -> str:

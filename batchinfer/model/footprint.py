@@ -35,11 +35,6 @@ def layer_shapes(model: Sizes) -> list[tuple[int, int]]:
     return [(queries + 2 * keys, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner)]
 
 
-def head_shape(model: Sizes) -> tuple[int, int]:
-    """(out, in) of the LM head."""
-    return model.vocab_size, model.hidden_size
-
-
 def linear_bytes(shape: tuple[int, int], quantization: str, item_bytes: int) -> int:
     """Bytes of one packed weight (out, in), scales included; `item_bytes` are those of a number of the run's dtype."""
     out, size = shape
@@ -62,12 +57,14 @@ class Footprint:
     @classmethod
     def of(cls, model: Sizes, quantization: str, item_bytes: int, original_bytes: int, shares_table: bool = False) -> Footprint:
         """The footprint of a model whose weights are packed from numbers of `original_bytes`; `shares_table`: the head is the table."""
-        shapes, head = layer_shapes(model), head_shape(model)
-        largest = max(sum(out * size for out, size in shapes), head[0] * head[1])
+        from batchinfer.layers.lm_head import slice_widths
+
+        shapes, size = layer_shapes(model), model.hidden_size
+        largest = max(sum(out * inputs for out, inputs in shapes), model.vocab_size * size)
         return cls(
             layers=model.num_layers * sum(linear_bytes(shape, quantization, item_bytes) for shape in shapes),
-            head=linear_bytes(head, quantization, item_bytes),
-            table=0 if shares_table else head[0] * head[1] * item_bytes,
+            head=sum(linear_bytes((width, size), quantization, item_bytes) for width in slice_widths(model.vocab_size)),
+            table=0 if shares_table else model.vocab_size * size * item_bytes,
             packing=largest * original_bytes,
         )
 
