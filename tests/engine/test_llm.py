@@ -42,7 +42,7 @@ def test_impossible_settings_name_the_way_out() -> None:
         ({"max_num_seqs": 0}, "--max-num-seqs"),
         ({"num_kv_blocks": 1}, "--num-kv-blocks"),
         ({"threads": 0}, "--threads"),
-        ({"quantization": "int8"}, "not supported by this version"),
+        ({"quantization": "fp8"}, "not supported by this version"),
         ({"num_kv_blocks": 5, "kv_cache_memory": 5}, "both"),
     ]:
         with pytest.raises(ConfigError, match=word):
