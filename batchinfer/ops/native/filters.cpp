@@ -9,22 +9,16 @@
 
 namespace {
 
-using namespace batchinfer;
+using namespace batchinfer_lanes;
 
-constexpr int64_t kBuckets = 512;
+constexpr int32_t kBuckets = 512;
 constexpr int64_t kSmall = 48;         // so few values are put in order one by one
-constexpr int64_t kGroupVectors = 16;  // vectors whose lanes are searched for their largest together
+constexpr int64_t kGroup = 16;  // vectors that are taken together, lane by lane
 
 // Where a filter cuts: what is above `value` stays, and the first `ties` of those equal to it.
 struct Cut {
   float value;
   int64_t ties;
-};
-
-// Values with a mass each: 1 to count them, or e^value to weigh them.
-struct Items {
-  float* value;
-  float* mass;
 };
 
 Cut cut_of_ties(float value, double each, int64_t count, double above, double budget) {
@@ -35,6 +29,13 @@ Cut cut_of_ties(float value, double each, int64_t count, double above, double bu
   while (ties < count && above + double(ties) * each < budget) ++ties;
   return {value, ties};
 }
+
+// Values with a mass each: 1 to count them, or e^value to weigh them; with room for a vector behind the last.
+struct Items {
+  float* value;
+  float* mass;
+  int32_t* bucket;
+};
 
 Cut cut_of_few(Items items, int64_t count, double above, double budget) {
   float *value = items.value, *mass = items.mass;
@@ -57,7 +58,7 @@ Cut cut_of_few(Items items, int64_t count, double above, double budget) {
 }
 
 struct Range {
-  double low, high;
+  float low, high;
 };
 Range range_of(const float* value, int64_t count) {  // at least kLanes values
   Vec most = load(value), least = -most;
@@ -66,31 +67,58 @@ Range range_of(const float* value, int64_t count) {  // at least kLanes values
     most = max(x, most);
     least = max(-x, least);
   }
-  return {-largest(least), largest(most)};
+  return {-most_of(least), most_of(most)};
+}
+
+// The bucket of a value, counted from the top of a range: the highest is in the first and the lowest in one of the last.
+// Scaled first, so that neither the widest nor the narrowest range leaves float32.
+class Buckets {
+ public:
+  explicit Buckets(Range range) {
+    const float width = range.high * 0.25f - range.low * 0.25f;
+    scale_ = width < 1e-20f ? 0x1p100f : 0.25f;
+    top_ = range.high * scale_;
+    per_width_ = float(kBuckets - 1) / (top_ - range.low * scale_);
+  }
+  Bits of(Vec x) const { return __builtin_convertvector((top_ - x * scale_) * per_width_, Bits); }
+
+ private:
+  float scale_, top_, per_width_;
+};
+
+// The masses in every bucket. Two sums for neighbours, so that one does not wait for the other.
+void add_up(const Items& items, int64_t count, double (*held)[kBuckets]) {
+  int64_t i = 0;
+  for (; i + 1 < count; i += 2) {
+    held[0][items.bucket[i]] += items.mass[i];
+    held[1][items.bucket[i + 1]] += items.mass[i + 1];
+  }
+  if (i < count) held[0][items.bucket[i]] += items.mass[i];
+  for (int64_t j = 0; j < kBuckets; ++j) held[0][j] += held[1][j];
 }
 
 // In descending order an item stays while the mass before it is below `budget`, which is above 0. `items` are used up.
 // Histograms over the values' range: whole buckets are passed from the top, and the one in which the budget ends is
 // looked at again, over its own range. Sums are in double: counts and equal masses add up exactly.
 Cut find_cut(Items items, int64_t count, double budget) {
-  float *value = items.value, *mass = items.mass;
   double above = 0;
   while (count > kSmall) {
-    const Range range = range_of(value, count);
-    if (range.low == range.high) return cut_of_ties(value[0], mass[0], count, above, budget);
-    const double per_width = double(kBuckets - 1) / (range.high - range.low);  // no value falls beyond the last bucket
-    const auto bucket_of = [&](float v) { return int64_t((range.high - v) * per_width); };
-    double held[kBuckets] = {};
-    for (int64_t i = 0; i < count; ++i) held[bucket_of(value[i])] += mass[i];
-    int64_t bucket = 0;
-    while (bucket < kBuckets - 1 && above + held[bucket] < budget) above += held[bucket++];
+    const Range range = range_of(items.value, count);
+    if (range.low == range.high) return cut_of_ties(range.low, items.mass[0], count, above, budget);
+    const Buckets buckets(range);
+    for (int64_t i = 0; i < count; i += kLanes) store(items.bucket + i, buckets.of(load(items.value + i)));
+    double held[2][kBuckets] = {};
+    add_up(items, count, held);
+    int32_t bucket = 0;
+    while (bucket < kBuckets - 1 && above + held[0][bucket] < budget) above += held[0][bucket++];
     int64_t left = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      value[left] = value[i];
-      mass[left] = mass[i];
-      left += bucket_of(value[i]) == bucket;
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const Mask inside = equal(load(items.bucket + i), Bits{} + bucket) & first_lanes(count - i);
+      pack(items.value + left, load(items.value + i), inside);
+      pack(items.mass + left, load(items.mass + i), inside);
+      left += __builtin_popcount(inside);
     }
-    if (left == 0) return {float(range.low), count};  // the budget is more than there is: everything stays
+    if (left == 0) return {range.low, count};  // the budget is more than there is: everything stays
     count = left;
   }
   return cut_of_few(items, count, above, budget);
@@ -98,8 +126,9 @@ Cut find_cut(Items items, int64_t count, double budget) {
 
 struct Scratch {  // of one thread; holds a vocabulary
   std::vector<float> value, mass, spare_value, spare_mass;
-  std::vector<int32_t> id;
-  explicit Scratch(int64_t size) : value(size), mass(size), spare_value(size), spare_mass(size), id(size) {}
+  std::vector<int32_t> id, bucket;
+  explicit Scratch(int64_t size) : value(size), mass(size), spare_value(size), spare_mass(size), id(size), bucket(size) {}
+  Items spare() { return {spare_value.data(), spare_mass.data(), bucket.data()}; }
 };
 
 // The candidates that may pass a row's filters, in ascending order of their ids.
@@ -109,22 +138,24 @@ class Candidates {
       : logits_(logits), size_(size), most_(most), scratch_(scratch), value_(scratch.value.data()), mass_(scratch.mass.data()),
         id_(scratch.id.data()) {}
 
-  // Collect what the filters may keep: cheap bounds first, then exact cuts.
+  // Collect what the filters may keep, by cheap bounds, then cut exactly.
   void filter(int64_t top_k, float top_p, float min_p) {
     const bool few = top_k < size_, nucleus = top_p < 1.0f;
-    double low = -std::numeric_limits<float>::max();  // -infinity is never drawn
+    double low = kLowest;  // -infinity is never drawn
     const double slack = 1e-3 + 1e-6 * std::fabs(most_);
     if (few) low = bound_of(top_k);
     // All that is less likely than (1 - top_p) / size of the most likely has, together, less mass than top-p leaves out.
     else if (nucleus) low = most_ - std::log(double(size_) / (1.0 - top_p)) - slack;
     if (!few || !nucleus) low = std::max(low, most_ + std::log(double(min_p)) - slack);
-    collect(float(low));
+    const double total = collect(float(low), nucleus && !few);
     if (few && top_k < count_) {
-      std::fill(mass_, mass_ + count_, 1.0f);
+      std::fill_n(scratch_.spare_mass.data(), count_, 1.0f);
       cut(double(top_k));
     }
-    for (int64_t i = 0; i < count_; i += kLanes) store(mass_ + i, exponential(load(value_ + i) - most_));
-    if (nucleus) cut(top_p * (few ? sum(mass_, count_) : total()));
+    if (nucleus) {
+      std::copy(mass_, mass_ + count_, scratch_.spare_mass.data());
+      cut(top_p * (few ? sum() : total));
+    }
     min_p_ = min_p;
   }
 
@@ -132,73 +163,86 @@ class Candidates {
   int32_t draw(const int32_t* keys) const {
     float best = -kInfinity;
     int32_t best_id = 0;
+    uint32_t hopeless = hopeless_hash(best, most_);
     for (int64_t i = 0; i < count_; i += kLanes) {
-      const IVec ids = load_bits(id_ + i);
-      const IVec kept = (load(mass_ + i) >= splat(min_p_)) & (kLane < splat(int32_t(std::min<int64_t>(count_ - i, kLanes))));
-      const Vec noisy = kept ? load(value_ + i) + gumbel(ids, keys) : splat(-kInfinity);
-      const float value = largest(noisy);
-      if (!(value > best)) continue;
-      best = value;
-      best_id = id_[i + first_lane(equal(noisy, splat(value)))];
+      const Hashes hash = hashes_of(load(id_ + i), keys);
+      const Mask fit = at_least(load(mass_ + i), splat(min_p_)) & at_most(hash, Hashes{} + hopeless) & first_lanes(count_ - i);
+      if (!fit) continue;
+      float noisy[kLanes];
+      store(noisy, load(value_ + i) + gumbel(hash));
+      for (Mask rest = fit; rest; rest &= rest - 1) {
+        const int lane = first_lane(rest);
+        if (!(noisy[lane] > best)) continue;
+        best = noisy[lane];
+        best_id = id_[i + lane];
+      }
+      hopeless = hopeless_hash(best, most_);
     }
     return best_id;
   }
 
  private:
   // At least `top_k` logits reach this: the top_k-th largest of the largest in groups of 16.
-  double bound_of(int64_t top_k) {
-    float* largest_of = scratch_.spare_value.data();
+  float bound_of(int64_t top_k) {
+    const Items items = scratch_.spare();
     int64_t groups = 0;
-    for (int64_t first = 0; first < size_; first += kGroupVectors * kLanes, groups += kLanes) {
-      Vec high = splat(-std::numeric_limits<float>::max());
-      const int64_t end = std::min(first + kGroupVectors * kLanes, size_);
+    for (int64_t first = 0; first < size_; first += kGroup * kLanes, groups += kLanes) {
+      Vec high = splat(kLowest);
+      const int64_t end = std::min(first + kGroup * kLanes, size_);
       for (int64_t i = first; i < end; i += kLanes) high = max(load_some(logits_ + i, size_ - i, 1.0f), high);
-      store(largest_of + groups, high);
+      store(items.value + groups, high);
     }
-    if (top_k > groups) return -std::numeric_limits<float>::max();
-    std::fill_n(scratch_.spare_mass.data(), groups, 1.0f);
-    return find_cut({largest_of, scratch_.spare_mass.data()}, groups, double(top_k)).value;
+    if (top_k > groups) return kLowest;
+    std::fill_n(items.mass, groups, 1.0f);
+    return find_cut(items, groups, double(top_k)).value;
   }
 
-  void collect(float low) {
-    for (int64_t i = 0; i < size_; i += kLanes) {
-      const Vec x = load_some(logits_ + i, size_ - i, 1.0f);
-      for (Mask found = at_least(x, splat(low)); found; found &= found - 1) {
-        id_[count_] = int32_t(i) + first_lane(found);
-        value_[count_] = logits_[id_[count_]];
-        ++count_;
+  // Gather the logits from `low` on, and return the mass of the whole vocabulary if it is asked for.
+  double collect(float low, bool weigh_all) {
+    double total = 0;
+    for (int64_t first = 0; first < size_; first += kGroup * kLanes) {
+      Vec part = Vec{};
+      const int64_t end = std::min(first + kGroup * kLanes, size_);
+      for (int64_t i = first; i < end; i += kLanes) {
+        const Vec x = load_some(logits_ + i, size_ - i, 1.0f);
+        const Mask chosen = at_least(x, splat(low));
+        if (!chosen && !weigh_all) continue;
+        const Vec mass = exponential(x - most_);
+        part += mass;
+        pack(value_ + count_, x, chosen);
+        pack(mass_ + count_, mass, chosen);
+        pack(id_ + count_, kLane + int32_t(i), chosen);
+        count_ += __builtin_popcount(chosen);
       }
+      total += batchinfer_lanes::total(part);
     }
+    return total;
   }
 
+  // Drop what is beyond the budget; the spare masses are what each candidate takes of it.
   void cut(double budget) {
     std::copy(value_, value_ + count_, scratch_.spare_value.data());
-    std::copy(mass_, mass_ + count_, scratch_.spare_mass.data());
-    Cut at = find_cut({scratch_.spare_value.data(), scratch_.spare_mass.data()}, count_, budget);
+    Cut at = find_cut(scratch_.spare(), count_, budget);
     int64_t left = 0;
-    for (int64_t i = 0; i < count_; ++i) {
-      if (value_[i] < at.value || (value_[i] == at.value && at.ties-- <= 0)) continue;
-      value_[left] = value_[i];
-      mass_[left] = mass_[i];
-      id_[left++] = id_[i];
+    for (int64_t i = 0; i < count_; i += kLanes) {
+      const Vec x = load(value_ + i);
+      Mask stays = above(x, splat(at.value));
+      for (Mask ties = equal(x, splat(at.value)) & first_lanes(count_ - i); ties && at.ties > 0; ties &= ties - 1, --at.ties)
+        stays |= ties & -ties;
+      stays &= first_lanes(count_ - i);
+      const Bits ids = load(id_ + i);
+      const Vec mass = load(mass_ + i);
+      pack(value_ + left, x, stays);
+      pack(mass_ + left, mass, stays);
+      pack(id_ + left, ids, stays);
+      left += __builtin_popcount(stays);
     }
     count_ = left;
   }
 
-  static double sum(const float* mass, int64_t count) {
+  double sum() const {
     double out = 0;
-    for (int64_t i = 0; i < count; ++i) out += mass[i];
-    return out;
-  }
-
-  double total() const {  // mass of the whole vocabulary
-    double out = 0;
-    for (int64_t first = 0; first < size_; first += kGroupVectors * kLanes) {
-      Vec part = Vec{};
-      const int64_t end = std::min(first + kGroupVectors * kLanes, size_);
-      for (int64_t i = first; i < end; i += kLanes) part += exponential(load_some(logits_ + i, size_ - i, 1.0f) - most_);
-      out += batchinfer::total(part);
-    }
+    for (int64_t i = 0; i < count_; ++i) out += mass_[i];
     return out;
   }
 
@@ -223,7 +267,7 @@ void choose_rows(int64_t begin, int64_t end, void* context) {
   const Choice& c = *static_cast<const Choice*>(context);
   const Draw& a = *c.draw;
   static thread_local std::vector<Scratch> own;
-  const int64_t size = a.vocab_size + kGroupVectors * kLanes;  // whole groups, and a vector beyond the last candidate
+  const int64_t size = a.vocab_size + kGroup * kLanes;  // whole groups, and a vector beyond the last candidate
   if (own.empty() || int64_t(own[0].value.size()) < size) {
     own.clear();
     own.emplace_back(size);

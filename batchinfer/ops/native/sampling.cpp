@@ -8,7 +8,7 @@
 
 namespace {
 
-using namespace batchinfer;
+using namespace batchinfer_lanes;
 
 constexpr int64_t kWorkPerThread = 16384;  // elements below which waking another thread costs more than it saves
 
@@ -21,17 +21,24 @@ struct Slice {
   int64_t width;
 };
 
-// A logit such that neither it nor any smaller one can still win: x / t + kMostNoise stays below `noisy`, rounded as
-// the sum itself is. Division and sum are monotone, so that checking one value proves it for all below.
-inline float hopeless(float noisy, float t) {
-  if (noisy == -kInfinity) return noisy;
-  float cut = (noisy - kMostNoise) * t;
-  for (int tries = 0; tries < 8; ++tries) {
-    if (cut / t + kMostNoise < noisy) return cut;
-    cut -= std::fabs(cut) * 1e-6f + std::numeric_limits<float>::min();
+// What has no chance against a row's best so far, in a slice whose largest logit is `top`.
+struct Hopeless {
+  float logit;    // neither this nor any smaller one can win
+  uint32_t hash;  // no larger one can win
+
+  Hopeless(float best, float top, float t) : logit(-kInfinity), hash(hopeless_hash(best, top / t)) {
+    // x / t + kMostNoise stays below `best`, rounded as the sum itself is. Division and sum are monotone: checking one
+    // value proves it for all below.
+    float cut = (best - kMostNoise) * t;
+    for (int tries = 0; tries < 8 && best > -kInfinity; ++tries) {
+      if (cut / t + kMostNoise < best) {
+        logit = cut;
+        break;
+      }
+      cut -= std::fabs(cut) * 1e-6f + std::numeric_limits<float>::min();
+    }
   }
-  return -kInfinity;
-}
+};
 
 template <class T>
 struct RowSlice {
@@ -51,23 +58,27 @@ template <class T>
 void add_noise(const Draw& a, int64_t row, const RowSlice<T>& slice, int64_t first_id, float top) {
   const float t = a.temperature[row];
   const int32_t* keys = a.keys + 2 * row;
-  float best = a.noisy[row], cut = hopeless(best, t);
+  float best = a.noisy[row];
   int32_t best_id = a.noisy_id[row];
-  if (!(top > cut)) return;
+  Hopeless hopeless(best, top, t);
+  if (!(top > hopeless.logit)) return;
   // The vector with the largest logit goes first: what it draws rules most others out before their noise is made.
   const int64_t likely = slice.position_of(top) / kLanes * kLanes;
   for (int64_t step = -kLanes; step < slice.width; step += kLanes) {
     const int64_t i = step < 0 ? likely : step;
     const Vec x = slice.at(i);
-    if (!above(x, splat(cut))) continue;
-    const Vec noisy = x / t + gumbel(kLane + int32_t(first_id + i), keys);
-    const float value = largest(noisy);
+    const Mask fit = above(x, splat(hopeless.logit));
+    if (!fit) continue;
+    const Hashes hash = hashes_from(first_id + i, keys);
+    if (!(fit & at_most(hash, Hashes{} + hopeless.hash))) continue;
+    const Vec noisy = x / t + gumbel(hash);
+    const float value = most_of(noisy);
     if (value < best) continue;
     const int32_t id = int32_t(first_id + i) + first_lane(equal(noisy, splat(value)));
     if (value == best && id >= best_id) continue;
     best = value;
     best_id = id;
-    cut = hopeless(best, t);
+    hopeless = Hopeless(best, top, t);
   }
   a.noisy[row] = best;
   a.noisy_id[row] = best_id;
@@ -99,7 +110,7 @@ void take_rows(int64_t begin, int64_t end, void* context) {
     }
     if (nan) a.best[row] = std::numeric_limits<float>::quiet_NaN();
     if (std::isnan(a.best[row])) continue;
-    const float top = largest(high);
+    const float top = most_of(high);
     if (top > a.best[row]) {
       a.best[row] = top;
       a.best_id[row] = int32_t(s.first_id + slice.position_of(top));
