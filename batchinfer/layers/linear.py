@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, Layout, OneDnnBf16
+from batchinfer.ops.rotation import block_size, rotate
 from batchinfer.ops.rows import Entry, Product
 from batchinfer.ops.table import Ops
 
@@ -47,7 +48,7 @@ def pack_onednn_bf16(weight: Tensor, bias: Tensor | None) -> OneDnnBf16:
 
 
 def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Channel:
-    """Round each output's weights to 8 bits, symmetric, on the scale of its largest; best from float32."""
+    """Rotate, then round each output's weights to 8 bits, symmetric, on the scale of its largest; best from float32."""
     return _pack_int8(weight, bias, INT8_MOST)
 
 
@@ -57,7 +58,7 @@ def pack_int8_narrow(weight: Tensor, bias: Tensor | None) -> Int8Channel:
 
 
 def _pack_int8(weight: Tensor, bias: Tensor | None, most: int) -> Int8Channel:
-    wide = weight.float()
+    wide = rotate(weight) / block_size(weight.shape[1])
     largest = wide.abs().amax(1)
     inverse = torch.where(largest > 0, most / largest, 0.0)
     codes = torch.round(wide * inverse[:, None]).to(torch.int8)

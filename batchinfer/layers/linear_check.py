@@ -13,6 +13,7 @@ from torch import Tensor
 from batchinfer.layers.linear import Linear, Pack
 from batchinfer.ops.layouts import Int8Channel
 from batchinfer.ops.reference import int8_matmul
+from batchinfer.ops.rotation import rotate
 from batchinfer.ops.rows import ZERO_POINT, Entry, Product, QuantRows, quantise_rows
 from batchinfer.ops.table import Ops
 
@@ -59,7 +60,7 @@ def int8_product_saturates(pack: Pack) -> bool:
     signs[1::4] = -1
     signs[2::4, ::2] = -1
     signs[3::4, : size // 2] = -1
-    layout = pack(signs, None)
+    layout = pack(rotate(signs), None)  # which the pack turns back
     assert isinstance(layout, Int8Channel)
     codes = signs.double() / layout.scale[:, None].double()
     x = torch.tensor([255, 0, 1, 254], dtype=torch.uint8)[:, None].repeat(1, size)

@@ -25,7 +25,10 @@ class OneDnnBf16:
 
 @dataclass(frozen=True, slots=True)
 class Int8Channel:
-    """A weight in 8 bits, w[o] = codes[o] * scale[o], reordered for oneDNN's product of uint8 rows with int8 weights."""
+    """A weight in 8 bits, rotated as the rows that it multiplies: rotate(w)[o] / block = codes[o] * scale[o].
+
+    It is reordered for oneDNN's product of uint8 rows with int8 weights.
+    """
 
     packed: Tensor  # the codes, opaque to torch's other operations
     scale: Tensor  # float32 [out]

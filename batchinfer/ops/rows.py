@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from batchinfer.ops.rotation import rotate
+
 ZERO_POINT = 128  # oneDNN's fast 8-bit product takes unsigned activations
 SMALLEST = 1e-30  # rows whose largest entry is below count as 0: its inverse could be infinite
 
 
 @dataclass(frozen=True, slots=True)
 class QuantRows:
-    """Rows in 8 bits with a scale each: x[t] = (values[t] - 128) * scale[t]."""
+    """Rows in 8 bits with a scale each, rotated for the sake of precision: rotate(x)[t] = (values[t] - 128) * scale[t]."""
 
     values: Tensor  # uint8 [T, N]
     scale: Tensor  # float32 [T]
@@ -49,8 +51,8 @@ def to_dense(product: Product, dtype: torch.dtype) -> Tensor:
 
 
 def quantise_rows(x: Tensor) -> QuantRows:
-    """x [T, N] to 8 bits, symmetric, with the scale of its largest entry; a row with NaN or infinity has no finite scale."""
-    wide = x.float()
+    """x [T, N] rotated, then to 8 bits, symmetric, on the scale of the largest; a row with NaN or infinity has no finite scale."""
+    wide = rotate(x)
     largest = wide.abs().amax(-1)
     inverse = torch.where(largest > SMALLEST, 127.0 / largest, 0.0)
     codes = torch.round(wide * inverse[:, None]).nan_to_num_(0.0).add_(ZERO_POINT)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from batchinfer.ops import quantised, reference
+from batchinfer.ops.rotation import block_size, rotate
 from batchinfer.ops.rows import ZERO_POINT, Entry, Product, QuantRows, ScaledRows, quantise_rows, to_dense
 from batchinfer.ops.table import REFERENCE_INT8, Ops
 from tests.ops.native_tables import VARIANTS, tables
@@ -36,12 +37,22 @@ def quantised_rows(x: Entry) -> QuantRows:
     return x
 
 
+def walsh_hadamard(x: Tensor) -> Tensor:
+    """By the definition, one stage after another: neighbours at a distance become their sum and their difference."""
+    block, step = next(n for n in (64, 32, 16, 8, 4) if x.shape[1] % n == 0), 1
+    while step < block:
+        pairs = x.reshape(len(x), -1, 2, step)
+        x = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), dim=2).reshape(x.shape)
+        step *= 2
+    return x
+
+
 def close(got: Entry, expected: Tensor) -> None:
-    """`got` is `expected` (float32) on the grid of its rows' largest entries, each rounded to the nearest step."""
+    """`got` is `expected` (float32), rotated, on the grid of its rows' largest entries, each rounded to the nearest step."""
     got = quantised_rows(got)
-    largest = expected.abs().amax(1)
-    torch.testing.assert_close(got.scale, largest / 127, rtol=1e-6, atol=0)
-    steps = expected.double() / got.scale.double()[:, None]
+    rotated = walsh_hadamard(expected.double())
+    torch.testing.assert_close(got.scale, (rotated.abs().amax(1) / 127).float(), rtol=1e-6, atol=0)
+    steps = rotated / got.scale.double()[:, None]
     assert (steps - (got.values.double() - ZERO_POINT)).abs().max() <= 0.5 + 1e-3
 
 
@@ -90,7 +101,7 @@ def test_zero_rows_are_zero(ops: Ops) -> None:
     got = quantised_rows(ops.enter(x))
     assert (got.values[:2] == ZERO_POINT).all()
     assert (got.scale[:2] < 1e-30).all()
-    assert (got.values[2] == 255).all()
+    assert (got.values[2] == torch.tensor([255] + 63 * [ZERO_POINT])).all()  # all in one place: rows of the transform are orthogonal
 
 
 def test_a_row_is_the_same_alone_and_in_company(ops: Ops) -> None:
@@ -139,8 +150,19 @@ def test_native_and_reference_choose_the_same_codes(variant: str) -> None:
     torch.testing.assert_close(ours.scale, theirs.scale, rtol=1e-6, atol=0)
 
 
-def test_codes_and_scale_give_the_row_back() -> None:
-    x = torch.randn(50, 300, generator=torch.Generator().manual_seed(5))
+@pytest.mark.parametrize("size", [300, 64, 576])
+def test_codes_and_scale_give_the_row_back(size: int) -> None:
+    """The transform is its own inverse, up to the size of its blocks."""
+    x = torch.randn(50, size, generator=torch.Generator().manual_seed(5))
     rows = quantise_rows(x)
-    back = (rows.values.float() - ZERO_POINT) * rows.scale[:, None]
-    assert (back - x).abs().max() <= rows.scale.max() * 0.5001
+    back = rotate((rows.values.float() - ZERO_POINT) * rows.scale[:, None]) / block_size(size)
+    assert (back - x).norm() < 0.01 * x.norm()
+
+
+def test_an_outlier_does_not_silence_its_block() -> None:
+    x = torch.randn(20, 576, generator=torch.Generator().manual_seed(6))
+    x[:, 7] = 100.0
+    rows = quantise_rows(x)
+    back = rotate((rows.values.float() - ZERO_POINT) * rows.scale[:, None]) / block_size(576)
+    plain = torch.round(x / (100 / 127)) * (100 / 127)
+    assert (back - x).norm() < 0.25 * (plain - x).norm()
