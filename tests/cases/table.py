@@ -113,7 +113,14 @@ CASES: dict[str, Case] = {
     "eng-kv-pool-too-small-for-one": Case(
         (Try("256 tokens", flags="--block-size 16 --num-kv-blocks 16", timeout=120),) + bad_flags("--num-kv-blocks 1", "--num-kv-blocks 0")
     ),
-    "eng-kv-quantised-accuracy": Case(waits="an 8-bit KV cache"),
+    "eng-kv-quantised-accuracy": Case(
+        tuple(
+            Try(f"{dtype}{' no cache' if off else ''}", flags=f"--kv-cache-dtype int8 --dtype {dtype} {off}")
+            for dtype in ("auto", "float32")
+            for off in ("", "--no-prefix-caching")
+        ),
+        waits="an fp8 KV cache",
+    ),
     "eng-prefix-cache-block-boundary": Case(
         tuple(
             Try(f"block {size}{' no cache' if off else ''}", flags=f"--block-size {size} {off}")
