@@ -111,7 +111,8 @@ def model_facts(files: ModelFiles) -> dict[str, Any]:
         "tied_head": config.tied_head,
         "formats": bytes_by_format(entries),
         "weight_bytes": sum(entry.num_bytes for entry in entries),
-        "kv_bytes_per_token_bf16": 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim,
+        "kv_bytes_per_token_bf16": 2 * config.num_layers * config.num_kv_heads * 2 * config.head_dim,
+        "kv_bytes_per_token_int8": 2 * config.num_layers * config.num_kv_heads * (config.head_dim + 4),  # a float32 scale each
         "vocabulary": vocabulary.size,
         "embedding_rows": config.vocab_size,
         "chat_template": tokenizer.has_chat_template,

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from batchinfer.attention.base import AttnSpec
+from batchinfer.attention.kv_cache import KV_FORMATS
 from batchinfer.cli.models import app
 from batchinfer.errors import ConfigError
 from batchinfer.weights.fetch import models_cache
@@ -76,7 +78,9 @@ def test_inspect_tells_the_same_of_folder_and_gguf(tmp_path: Path) -> None:
         "tied_head",
     )
     assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
-    assert ours["kv_bytes_per_token_bf16"] == 2 * 2 * ours["layers"] * ours["kv_heads"] * ours["head_dim"]
+    for name in ("bf16", "int8"):
+        spec = AttnSpec(ours["heads"], ours["kv_heads"], ours["head_dim"], 1.0)
+        assert ours[f"kv_bytes_per_token_{name}"] == KV_FORMATS[name].bytes_per_token(spec, ours["layers"])
     assert ours["eos_ids"][str(IM_END_ID)] == "<|im_end|>"
     assert list(ours["formats"]) == ["F32"]
     assert "kv bytes per token bf16" in run("inspect", str(folder))
