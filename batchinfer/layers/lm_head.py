@@ -13,7 +13,7 @@ from batchinfer.layers.linear import Linear
 from batchinfer.ops.rows import Entry, Product, to_dense
 from batchinfer.ops.table import Ops
 
-SLICE_WIDTH = 4096
+SLICE_WIDTH = 8192  # logits of 256 rows are 4 to 8 MB; narrower slices cost small batches more in waiting for threads
 MULTIPLE = 64  # of the vocabulary's entries in a slice: whole vectors, and whole blocks of the matrix kernels
 
 

@@ -134,27 +134,27 @@ def _choose_filtered(scaled: Tensor, rows: _Rows) -> Tensor:
     """
     vocab_size = scaled.shape[1]
     if vocab_size <= CANDIDATES:
-        return _choose(*_sorted(scaled), _total(scaled), rows)
+        return _choose_sorted(scaled, _total(scaled), rows)
     total = _total(scaled)
     top = scaled.topk(CANDIDATES, dim=-1)
-    mass = _mass(top.values, top.values[:, :1])
-    # Enough when top-k ends inside, when their mass covers top-p of everything, or when min-p cuts inside; judged row
-    # by row. A wider top-k needs its own mass, which only the whole sort gives. Where the last candidate's equals are
-    # not all among them, the whole sort says which come first.
-    covered = mass.double().sum(-1, keepdim=True) >= rows.top_p * total
-    cut = mass[:, -1:] < rows.min_p
-    wide = (rows.top_k > CANDIDATES) & (rows.top_k < vocab_size)
-    split = (scaled == top.values[:, -1:]).sum(-1, keepdim=True) > (top.values == top.values[:, -1:]).sum(-1, keepdim=True)
-    enough = (~split & ((rows.top_k <= CANDIDATES) | (~wide & (((rows.top_p < 1.0) & covered) | cut)))).squeeze(1)
-    out = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
-    few, all_ = enough.nonzero().squeeze(1), (~enough).nonzero().squeeze(1)
-    if len(few):
-        by_id, order = top.indices[few].sort(dim=-1)  # topk leaves equals in any order
-        values, place = top.values[few].gather(1, order).sort(dim=-1, descending=True, stable=True)
-        out[few] = _choose(values, by_id.gather(1, place), total[few], rows.part(few))
-    if len(all_):
-        out[all_] = _choose(*_sorted(scaled[all_]), total[all_], rows.part(all_))
+    by_id, order = top.indices.sort(dim=-1)  # topk leaves equals in any order
+    values, place = top.values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    token_ids = by_id.gather(1, place)
+    # Enough when the cut lies above the last candidate and its equals, judged row by row. But top-p within a wider top-k
+    # needs the mass of that, which only the whole sort gives.
+    keep = _kept(values, total, rows)
+    reaches = (keep & (values == values[:, -1:])).any(-1, keepdim=True)
+    wide = (rows.top_k > CANDIDATES) & (rows.top_k < vocab_size) & (rows.top_p < 1.0)
+    out = _choose(values, token_ids, keep, rows)
+    rest = (reaches | wide).squeeze(1).nonzero().squeeze(1)
+    if len(rest):
+        out[rest] = _choose_sorted(scaled[rest], total[rest], rows.part(rest))
     return out
+
+
+def _choose_sorted(scaled: Tensor, total: Tensor, rows: _Rows) -> Tensor:
+    values, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
+    return _choose(values, token_ids, _kept(values, total, rows), rows)
 
 
 def _mass(scaled: Tensor, largest: Tensor) -> Tensor:
@@ -167,24 +167,19 @@ def _total(scaled: Tensor) -> Tensor:
     return _mass(scaled, scaled.amax(-1, keepdim=True)).double().sum(-1, keepdim=True)
 
 
-def _sorted(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    values, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
-    return values, token_ids
-
-
-def _choose(values: Tensor, token_ids: Tensor, total: Tensor, rows: _Rows) -> Tensor:
-    """Filter candidates in descending order (values, ids [R, K]), then take the largest with noise.
-
-    top-k first, top-p within what it keeps (the token that crosses the threshold stays), then min-p relative to the
-    most likely token. Sums are in float64. `total` is the mass of the whole vocabulary.
-    """
-    keep = _kept(values, total, rows)
+def _choose(values: Tensor, token_ids: Tensor, keep: Tensor, rows: _Rows) -> Tensor:
+    """Of what is kept of the candidates (values, ids [R, K]) the largest with noise."""
     noisy = values + gumbel(rows.keys, token_ids.to(torch.int32))
     best = noisy.masked_fill(~keep, -torch.inf).argmax(-1, keepdim=True)
     return token_ids.gather(1, best).squeeze(1)
 
 
 def _kept(values: Tensor, total: Tensor, rows: _Rows) -> Tensor:
+    """Which of the candidates, in descending order [R, K], the filters keep.
+
+    top-k first, top-p within what it keeps (the token that crosses the threshold stays), then min-p relative to the
+    most likely token. Sums are in float64. `total` is the mass of the whole vocabulary.
+    """
     rank = torch.arange(values.shape[1], device=values.device)
     in_top_k = rank < rows.top_k
     mass = _mass(values, values[:, :1]).masked_fill(~in_top_k, 0.0)

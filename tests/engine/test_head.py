@@ -25,8 +25,8 @@ from batchinfer.runtime.head import GenerateHead
 from batchinfer.runtime.logits import Ban, NoEdit
 from tests.engine.draws import KINDS, sampler
 
-HIDDEN, TABLE, KNOWN = 64, 9000, 8990  # the model's table is wider than the tokenizer's vocabulary
-EOS, STOP = 4000, 8000
+HIDDEN, TABLE, KNOWN = 64, 20_000, 19_990  # the model's table is wider than the tokenizer's vocabulary
+EOS, STOP = 8000, 15_000
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -47,7 +47,7 @@ def entry(x: Tensor, name: str) -> Entry:
 
 
 def test_slices_cover_the_vocabulary_in_near_equal_parts() -> None:
-    for size in (1, 63, 64, 4095, 4096, 4097, 49_152, 128_256, 151_936, 262_144):
+    for size in (1, 63, 64, SLICE_WIDTH - 1, SLICE_WIDTH, SLICE_WIDTH + 1, 49_152, 128_256, 151_936, 262_144):
         widths = slice_widths(size)
         assert sum(widths) == size
         assert min(widths) > 0
@@ -63,8 +63,8 @@ def test_slices_give_the_logits_of_the_whole_product(name: str) -> None:
     x = entry(torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(1)), name)
     whole = to_dense(Linear(kind.head_pack(weights().to(kind.weight_dtype), None), REFERENCE)(x), torch.float32).float()
     assert torch.allclose(head.logits(x), whole, rtol=1e-5 if name != "bf16" else 1e-2, atol=1e-5)
-    assert [first for first, _ in head.slices(x, TABLE)] == [0, 3008, 6016]
-    assert [first for first, _ in head.slices(x, 6016)] == [0, 3008], "a slice of padding alone was computed"
+    assert [first for first, _ in head.slices(x, TABLE)] == [0, 6720, 13_440]
+    assert [first for first, _ in head.slices(x, 13_440)] == [0, 6720], "a slice of padding alone was computed"
 
 
 @pytest.mark.parametrize("name", ["float32", "bf16", "int8"])
@@ -143,8 +143,9 @@ def test_greedy_rows_take_the_largest_logit_and_every_row_is_its_own_affair(kind
 def test_rows_that_filter_are_computed_in_parts_when_their_logits_are_too_many(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params = mixed(30)
     whole = world(kind, params).decide(hidden(30)).token_ids
-    for rows in (1, 4):
-        monkeypatch.setattr("batchinfer.ops.draw.KEPT_BYTES", rows * 4 * KNOWN)
+    for kept, rows in ((1, 256), (4, 256), (30, 7), (3, 5)):
+        monkeypatch.setattr("batchinfer.ops.draw.KEPT_BYTES", kept * 4 * KNOWN)
+        monkeypatch.setattr("batchinfer.runtime.head.MOST_ROWS", rows)
         assert np.array_equal(world(kind, params).decide(hidden(30)).token_ids, whole)
 
 

@@ -10,7 +10,8 @@ namespace {
 
 using namespace batchinfer_lanes;
 
-constexpr int64_t kWorkPerThread = 16384;  // elements below which waking another thread costs more than it saves
+constexpr int64_t kWorkPerThread = 1 << 18;  // logits looked at once below which waking another thread costs more than it saves
+constexpr int64_t kWorkOfNoise = 10;         // how much more a logit costs in a row that is drawn from
 
 struct Slice {
   const Draw* draw;
@@ -126,6 +127,10 @@ void take_rows(int64_t begin, int64_t end, void* context) {
 }  // namespace
 
 extern "C" void batchinfer_take_slice(const Slice* slice, int32_t is_bf16) {
-  const int64_t grain = std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(1, slice->width));
-  torch_parallel_for(0, slice->draw->rows, grain, is_bf16 ? take_rows<Bf16> : take_rows<float>, const_cast<Slice*>(slice));
+  const float* temperature = slice->draw->temperature;
+  const int64_t rows = slice->draw->rows;
+  const bool drawn = std::any_of(temperature, temperature + rows, [](float t) { return t > 0; });
+  const int64_t work = slice->width * (drawn ? kWorkOfNoise : 1);
+  const int64_t grain = std::max<int64_t>(1, kWorkPerThread / work);
+  torch_parallel_for(0, rows, grain, is_bf16 ? take_rows<Bf16> : take_rows<float>, const_cast<Slice*>(slice));
 }
