@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, Layout, OneDnnBf16
+from batchinfer.ops.layouts import Dense, Int8Channel, Int8Weight, Layout, OneDnnBf16
 from batchinfer.ops.rotation import block_size, rotate
 from batchinfer.ops.rows import Entry, Product
 from batchinfer.ops.table import Ops
@@ -20,8 +20,7 @@ Every output is packed for itself: packing some rows of a weight gives these row
 
 INT8_MOST = 127
 INT8_MOST_NARROW = 63  # two products of 255 * 63 fit into 16 bits: for processors whose multiply-add saturates there
-INT4_GROUP = 32
-INT4_OUT = 16  # torch's 4-bit kernel takes outputs in multiples of this
+INT8_WEIGHT_IN = 16  # torch's kernel for 8-bit weights takes inputs in multiples of this
 
 
 class Linear:
@@ -58,33 +57,29 @@ def pack_int8_narrow(weight: Tensor, bias: Tensor | None) -> Int8Channel:
 
 
 def _pack_int8(weight: Tensor, bias: Tensor | None, most: int) -> Int8Channel:
-    wide = rotate(weight) / block_size(weight.shape[1])
-    largest = wide.abs().amax(1)
-    inverse = torch.where(largest > 0, most / largest, 0.0)
-    codes = torch.round(wide * inverse[:, None]).to(torch.int8)
+    codes, scale = _int8_codes(rotate(weight) / block_size(weight.shape[1]), most)
     packed: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
-    zero = torch.zeros(len(largest), dtype=torch.int32)
-    return Int8Channel(packed, largest / most, zero, None if bias is None else bias.float())
+    zero = torch.zeros(len(scale), dtype=torch.int32)
+    return Int8Channel(packed, scale, zero, None if bias is None else bias.float())
 
 
-def can_pack_int4(weight: Tensor) -> bool:
-    """True when the weight's sizes are those of torch's 4-bit kernel."""
-    return weight.shape[0] % INT4_OUT == 0 and weight.shape[1] % INT4_GROUP == 0
+def can_pack_int8_weight(weight: Tensor) -> bool:
+    """True when torch's kernel for 8-bit weights takes rows of this length; others it reads beyond their end."""
+    return weight.shape[1] % INT8_WEIGHT_IN == 0
 
 
-def pack_int4(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> GroupInt4:
-    """Round to 4 bits between the least and the largest of every group of inputs, for rows in `dtype`; best from float32."""
-    assert can_pack_int4(weight)
-    groups = weight.float().view(len(weight), -1, INT4_GROUP)
-    least, most = groups.aminmax(dim=-1)
-    scale = ((most - least) / 15.0).to(dtype)
-    offset = (least + 8.0 * scale.float()).to(dtype)
-    wide_scale, wide_offset = scale.float()[..., None], offset.float()[..., None]
-    steps = torch.where(wide_scale > 0, (groups - wide_offset) / wide_scale, -8.0)
-    codes = (torch.round(steps) + 8).clamp_(0, 15).to(torch.int32).view(weight.shape)
-    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-    scale_offset = torch.stack((scale.T, offset.T), dim=-1).contiguous()
-    return GroupInt4(packed, scale_offset, INT4_GROUP, bias if bias is None else bias.to(dtype))
+def pack_int8_weight(weight: Tensor, bias: Tensor | None) -> Int8Weight:
+    """Round each output's weights to 8 bits, for plain rows; best from float32."""
+    assert can_pack_int8_weight(weight)
+    codes, scale = _int8_codes(weight.float(), INT8_MOST)
+    return Int8Weight(codes, scale.bfloat16(), bias)
+
+
+def _int8_codes(weight: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """(int8 codes up to `most`, float32 scales): weight[o] = codes[o] * scale[o]."""
+    largest = weight.abs().amax(1)
+    inverse = torch.where(largest > 0, most / largest, 0.0)
+    return torch.round(weight * inverse[:, None]).to(torch.int8), largest / most
 
 
 def fuse(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:

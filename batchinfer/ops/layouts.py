@@ -38,12 +38,21 @@ class Int8Channel:
 
 @dataclass(frozen=True, slots=True)
 class GroupInt4:
-    """A weight in 4 bits, w = (code - 8) * scale + offset with one pair for every `group` inputs of an output."""
+    """A weight in 4 bits, w = (code - 8) * scale + offset with one pair for every `group` inputs of an output, multiplied in bf16."""
 
     packed: Tensor  # the codes, two in a byte, in the order of torch's kernel
-    scale_offset: Tensor  # [in / group, out, 2], in the run's dtype
+    scale_offset: Tensor  # bf16 [in / group, out, 2]
     group: int
     bias: Tensor | None
 
 
-Layout = Dense | OneDnnBf16 | Int8Channel | GroupInt4
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight in 8 bits, w[o] = codes[o] * scale[o], for plain rows, multiplied in bf16."""
+
+    codes: Tensor  # int8 [out, in]
+    scale: Tensor  # bf16 [out]
+    bias: Tensor | None
+
+
+Layout = Dense | OneDnnBf16 | Int8Channel | GroupInt4 | Int8Weight

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16
+from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, Int8Weight, OneDnnBf16
 from batchinfer.ops.rows import ZERO_POINT, Product, QuantRows, ScaledRows, to_dense
 
 ROWS = 8  # float32 products treat all rows alike from 8 rows on, in multiples of 8
@@ -77,9 +77,22 @@ def int8_matmul(x: QuantRows, layout: Int8Channel) -> ScaledRows:
 
 
 def int4_matmul(x: Tensor, layout: GroupInt4) -> Tensor:
-    """x [T, in] -> [T, out] in x's dtype, weights widened on the way (torch's kernel)."""
-    out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), layout.packed, layout.group, layout.scale_offset)
-    return out if layout.bias is None else out + layout.bias
+    """x [T, in] -> [T, out] in x's dtype, weights widened to bf16 on the way (torch's kernel; its float32 one is a loop)."""
+    out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(_bf16(x), layout.packed, layout.group, layout.scale_offset)
+    return _finish(out, layout.bias, x.dtype)
+
+
+def int8_weight_matmul(x: Tensor, layout: Int8Weight) -> Tensor:
+    """x [T, in] -> [T, out] in x's dtype, weights widened to bf16 on the way (torch's kernel)."""
+    return _finish(torch.ops.aten._weight_int8pack_mm(_bf16(x), layout.codes, layout.scale), layout.bias, x.dtype)
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).contiguous()
+
+
+def _finish(product: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return product.to(dtype) if bias is None else (product + bias).to(dtype)
 
 
 def _pad_rows(x: Tensor, count: int) -> Tensor:
