@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-INT4_GROUP, INT4_OUT = 32, 16  # inputs that share a scale and an offset, and what outputs must be a multiple of (layers/linear.py)
-SCALE_BYTES = 4
+INT4_GROUP, INT4_OUT = 32, 16  # inputs that share a scale and an offset, and what outputs must be a multiple of (layers/int4.py)
+INT8_HEAD_IN = 16  # what inputs of an 8-bit head for plain rows must be a multiple of (layers/linear.py)
+BF16_BYTES, SCALE_BYTES = 2, 4
 
 
 class Sizes(Protocol):
@@ -36,13 +37,21 @@ def layer_shapes(model: Sizes) -> list[tuple[int, int]]:
 
 
 def linear_bytes(shape: tuple[int, int], quantization: str, item_bytes: int) -> int:
-    """Bytes of one packed weight (out, in), scales included; `item_bytes` are those of a number of the run's dtype."""
+    """Bytes of one packed weight (out, in) of a layer, scales included; `item_bytes` are those of a number of the run's dtype."""
     out, size = shape
     if quantization == "int8":
         return out * (size + SCALE_BYTES)
     if quantization == "int4" and out % INT4_OUT == 0 and size % INT4_GROUP == 0:
-        return out * size // 2 + out * (size // INT4_GROUP) * 2 * item_bytes
+        return out * size // 2 + out * (size // INT4_GROUP) * 2 * BF16_BYTES
     return out * size * item_bytes
+
+
+def head_bytes(shape: tuple[int, int], quantization: str, item_bytes: int) -> int:
+    """The same of a slice of the head, which has 8 bits where the layers have 4."""
+    out, size = shape
+    if quantization == "int4":
+        return out * (size + BF16_BYTES) if size % INT8_HEAD_IN == 0 else out * size * item_bytes
+    return linear_bytes(shape, quantization, item_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class Footprint:
         largest = max(sum(out * inputs for out, inputs in shapes), model.vocab_size * size)
         return cls(
             layers=model.num_layers * sum(linear_bytes(shape, quantization, item_bytes) for shape in shapes),
-            head=sum(linear_bytes((width, size), quantization, item_bytes) for width in slice_widths(model.vocab_size)),
+            head=sum(head_bytes((width, size), quantization, item_bytes) for width in slice_widths(model.vocab_size)),
             table=0 if shares_table else model.vocab_size * size * item_bytes,
             packing=largest * original_bytes,
         )

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from batchinfer.config import cache_root
@@ -32,8 +32,8 @@ class Arithmetic:
 
     @property
     def linear(self) -> str:
-        """The format of linear layers' products; 4-bit weights are widened to the dtype first."""
-        return "int8" if self.quantization == "int8" else self.dtype
+        """The format of linear layers' products; 4-bit weights are widened to bf16 first."""
+        return {"int8": "int8", "int4": "bf16"}.get(self.quantization, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,20 @@ def machine_rates(arithmetic: Arithmetic, device: str = "cpu", again: bool = Fal
     The best of all measurements is kept, since other work on the machine can only make it look slower than it is; with
     `again` there is always one more.
     """
-    linear = _best_rate(arithmetic.linear, device, again)
-    attention = _attention_rate(arithmetic, device, again, linear)
+
+    @cache
+    def rate(number_format: str) -> float | None:
+        try:
+            return _best_rate(number_format, device, again)
+        except BackendError:  # this processor has no such products
+            return None
+
+    own = arithmetic.dtype
+    linear = rate(arithmetic.linear) or _best_rate(own, device, again)
+    # Beside an 8-bit cache, attention on a CPU multiplies 16-bit integers: half the rate of 8-bit products.
+    narrow = rate("int8") if arithmetic.kv_dtype == "int8" and device == "cpu" else None
+    attention = narrow / 2 if narrow else rate(own) or linear
     return MachineRates(linear, _best_rate(MEMORY, device, again), "measured", attention)
-
-
-def _attention_rate(arithmetic: Arithmetic, device: str, again: bool, linear: float) -> float:
-    """Beside an 8-bit cache, attention on a CPU multiplies 16-bit integers: half the rate of 8-bit products."""
-    number_format = "int8" if arithmetic.kv_dtype == "int8" and device == "cpu" else arithmetic.dtype
-    try:
-        rate = linear if number_format == arithmetic.linear else _best_rate(number_format, device, again)
-    except BackendError:  # no 8-bit products here
-        return _best_rate(arithmetic.dtype, device, again)
-    return rate / 2 if number_format == "int8" else rate
 
 
 def _best_rate(what: str, device: str, again: bool) -> float:

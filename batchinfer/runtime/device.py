@@ -24,7 +24,7 @@ BF16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")  # processors that multiply 
 ONLY_ONE = "plain torch; the only one for this device in this version"
 QUANTIZATION_REASONS = {
     "int8": "asked for; weights in 8 bits with a scale per output, what they multiply in 8 bits with a scale per token",
-    "int4": "asked for; weights in 4 bits, each 32 inputs of an output with a scale and an offset",
+    "int4": "asked for; weights in 4 bits, each 32 inputs of an output with a scale and an offset; the head in 8",
 }
 
 

@@ -12,7 +12,8 @@ import torch
 
 from batchinfer.core.stats import StepShape
 from batchinfer.layers.kinds import choose_linear
-from batchinfer.model.footprint import linear_bytes
+from batchinfer.model.footprint import head_bytes, linear_bytes
+from batchinfer.ops.layouts import Dense, Layout, OneDnnBf16
 from batchinfer.reports.limit import LimitMeter, ModelDims, gap_reasons
 from batchinfer.reports.rates import Arithmetic, MachineRates, machine_rates
 
@@ -51,30 +52,33 @@ def test_sizes_of_known_models(sizes: Sizes, layers: float, head: float, attenti
 
 
 @pytest.mark.parametrize(
-    "quantization, dtype, least, most", [("int8", "bf16", 1.0, 1.01), ("int8", "float32", 1.0, 1.01), ("int4", "bf16", 0.62, 0.63)]
+    "quantization, dtype, layers, head", [("int8", "bf16", 1, 1), ("int8", "float32", 1, 1), ("int4", "bf16", 0.625, 1)]
 )
-def test_quantised_weights_are_counted_with_their_scales(quantization: str, dtype: str, least: float, most: float) -> None:
+def test_quantised_weights_are_counted_with_their_scales(quantization: str, dtype: str, layers: float, head: float) -> None:
     dims = ModelDims.of(LLAMA_1B, Arithmetic(dtype, quantization), LLAMA_1B.kv_bytes)
-    for found, parameters in ((dims.layer_bytes, dims.layer_parameters), (dims.head_bytes, dims.head_parameters)):
-        assert least < found / parameters < most
+    assert layers <= dims.layer_bytes / dims.layer_parameters < layers + 0.005
+    assert head < dims.head_bytes / dims.head_parameters < head + 0.005
 
 
-def test_the_footprint_is_what_the_packed_layouts_hold() -> None:
-    shape = (160, 96)
-    for quantization, dtype in (("none", torch.float32), ("none", torch.bfloat16), ("int8", torch.bfloat16), ("int4", torch.bfloat16)):
-        kind, _ = choose_linear(quantization, torch.device("cpu"), dtype)
-        layout = kind.pack(torch.randn(shape).to(kind.weight_dtype), None)
-        held = sum(
-            t.numel() * t.itemsize
-            for t in (getattr(layout, name) for name in layout.__slots__ if name not in ("zero", "packed"))
-            if isinstance(t, torch.Tensor)
-        )
-        codes = {
-            "none": 0 if dtype is torch.float32 else shape[0] * shape[1] * 2,
-            "int8": shape[0] * shape[1],
-            "int4": shape[0] * shape[1] // 2,
-        }
-        assert linear_bytes(shape, quantization, dtype.itemsize) == held + codes[quantization]
+def held_bytes(layout: Layout, shape: tuple[int, int], codes: float) -> float:
+    """What a layout's tensors take; those that are opaque to torch hold `codes` bytes for each weight, int32 zero points do not count."""
+    tensors = {name: value for name in layout.__slots__ if isinstance(value := getattr(layout, name), torch.Tensor)}
+    plain = sum(value.numel() * value.itemsize for name, value in tensors.items() if name != "packed" and value.dtype is not torch.int32)
+    return plain + ("packed" in tensors) * codes * shape[0] * shape[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("quantization, codes", [("none", 2), ("int8", 1), ("int4", 0.5)])
+def test_the_footprint_is_what_the_packed_layouts_hold(dtype: torch.dtype, quantization: str, codes: float) -> None:
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor does not multiply bf16")
+    kind, _ = choose_linear(quantization, torch.device("cpu"), dtype)
+    for shape in ((160, 96), (100, 96), (100, 72)):
+        weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(kind.weight_dtype)
+        for pack, predicted in ((kind.pack, linear_bytes), (kind.head_pack, head_bytes)):
+            layout = pack(weight, None)
+            opaque = codes if type(layout) not in (Dense, OneDnnBf16) else dtype.itemsize
+            assert predicted(shape, quantization, dtype.itemsize) == held_bytes(layout, shape, opaque)
 
 
 def test_attention_is_counted_at_its_own_rate() -> None:
