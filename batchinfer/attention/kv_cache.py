@@ -7,6 +7,7 @@ part of 16 keys, or the same p tokens of 16 columns. Scales, where the format ha
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from dataclasses import dataclass
 
@@ -160,8 +161,6 @@ def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.zeros(shape, dtype=torch.uint8, device=device)
     pages = mmap.mmap(-1, max(1, int(np.prod(shape))), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without large pages: slower, nothing else
             pages.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # this kernel has no large pages: slower, nothing else
     return torch.frombuffer(pages, dtype=torch.uint8).view(shape)

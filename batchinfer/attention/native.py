@@ -11,7 +11,7 @@ from torch import Tensor
 
 from batchinfer.attention.base import Attend, AttnInputs, AttnSpec
 from batchinfer.attention.kv_cache import LANES, KVCache
-from batchinfer.ops.rows import Product
+from batchinfer.ops.rows import Product, ScaledRows
 
 ITEM_ROWS = 64  # query tokens times query heads per key head in one work item: enough to reuse a tile of keys, few enough to share out
 MAX_ROWS, MAX_DIM = 256, 256  # kMaxRows, kMaxDim of the source
@@ -103,12 +103,12 @@ class _Step:
     def __call__(self, layer: int, qkv: Product, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate, write keys and values, attend: [T, (heads + 2 * kv_heads) * D] -> [T, heads * D]."""
         kv, args = self._kv.layers[layer], self._args
-        scaled = not isinstance(qkv, Tensor)
-        values = (qkv.values if scaled else qkv).contiguous()
+        scaled = qkv if isinstance(qkv, ScaledRows) else None
+        values = (qkv.values if isinstance(qkv, ScaledRows) else qkv).contiguous()
         out = torch.empty(values.shape[0], args.heads * args.dim, dtype=self._dtype)
         args.qkv, args.out, args.k, args.v = values.data_ptr(), out.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr()
-        args.row_scale = qkv.scale.data_ptr() if scaled else None
-        args.bias = qkv.bias.data_ptr() if scaled and qkv.bias is not None else None
+        args.row_scale = scaled.scale.data_ptr() if scaled else None
+        args.bias = scaled.bias.data_ptr() if scaled and scaled.bias is not None else None
         args.cos, args.sin, args.rotated = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
         args.window = self._kv.spec.window(layer) or 0
         args.qkv_is_bf16 = values.dtype is torch.bfloat16

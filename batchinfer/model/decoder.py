@@ -43,11 +43,11 @@ class Decoder:
         residual = self._embed.index_select(0, input_ids)
         x = ops.rms_norm(residual, self.layers[0].attn_norm, eps)
         for index, layer in enumerate(self.layers):
-            if index:
-                x, residual = ops.add_rms_norm(out, residual, layer.attn_norm, eps)
             out = layer.o(ops.enter(attend(index, layer.qkv(x), cos, sin)))
             x, residual = ops.add_rms_norm(out, residual, layer.mlp_norm, eps)
             out = layer.down(ops.silu_and_mul(layer.gate_up(x)))
+            if index + 1 < len(self.layers):
+                x, residual = ops.add_rms_norm(out, residual, self.layers[index + 1].attn_norm, eps)
         return out, residual
 
     def final_norm(self, x: Product, residual: Tensor) -> Entry:
