@@ -28,7 +28,8 @@ def linear_shapes_that_differ(target: ComputeTarget, shapes: list[tuple[int, int
         return [(int(o), int(i)) for o, i in json.loads(place.read_text())["differ"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not tested here yet
-    differ = [shape for shape in shapes if differing_row_counts(target.linear.pack, target.ops, shape, target.dtype)]
+    packs = dict.fromkeys((target.linear.pack, target.linear.head_pack))  # both for every shape: which is which matters little
+    differ = [shape for shape in shapes if any(differing_row_counts(pack, target.ops, shape, target.dtype) for pack in packs)]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         scratch = place.with_suffix(f".{os.getpid()}.tmp")
@@ -40,6 +41,15 @@ def linear_shapes_that_differ(target: ComputeTarget, shapes: list[tuple[int, int
 
 
 def _cache_file(target: ComputeTarget, shapes: list[tuple[int, int]]) -> Path:
-    facts = [read_machine().cpu, torch.__version__, torch.get_num_threads(), target.dtype_name, target.linear.name, sorted(set(shapes)), ROW_COUNTS, WINDOWS]
+    facts = [
+        read_machine().cpu,
+        torch.__version__,
+        torch.get_num_threads(),
+        target.dtype_name,
+        target.linear.name,
+        sorted(set(shapes)),
+        ROW_COUNTS,
+        WINDOWS,
+    ]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
     return cache_root() / "self-test" / f"linear-{name}.json"

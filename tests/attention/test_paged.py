@@ -89,7 +89,8 @@ def test_native_equals_the_reference_on_the_same_stored_values(kv: str) -> None:
         streams = [Stream(spec, n, i) for i, n in enumerate((257, 33, 1))]
         for dtype in (BF16,) if kv == "bf16" else (FLOAT32,):
             results = [
-                paged(spec, streams, [[200, 1, 1], [57, 32, 0]], Setting(name, size, kv, dtype, angle=0.01)) for name in ("reference", "native")
+                paged(spec, streams, [[200, 1, 1], [57, 32, 0]], Setting(name, size, kv, dtype, angle=0.01))
+                for name in ("reference", "native")
             ]
             for one, other in zip(*results, strict=True):
                 assert torch.allclose(one.float(), other.float(), atol=tolerance)
