@@ -29,7 +29,9 @@ def rotate(x: Tensor) -> Tensor:
     n = block_size(x.shape[-1])
     blocks = x.float().reshape(-1, n)
     count = len(blocks)
-    return F.linear(F.pad(blocks, (0, 0, 0, -count % MULTIPLE)), _hadamard(n))[:count].view(x.shape)
+    if count % MULTIPLE:
+        blocks = F.pad(blocks, (0, 0, 0, -count % MULTIPLE))
+    return F.linear(blocks, _hadamard(n))[:count].view(x.shape)
 
 
 @cache

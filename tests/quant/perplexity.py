@@ -26,7 +26,7 @@ from batchinfer.model.assemble import Placement, assemble
 from batchinfer.model.decoder import Decoder
 from batchinfer.model.load import iter_weights
 from batchinfer.ops.reference import rotary
-from batchinfer.ops.rows import Product, to_dense
+from batchinfer.ops.rows import Entry, Product, to_dense
 from batchinfer.runtime.device import Wanted, choose_target
 
 WINDOW = 1024
@@ -60,31 +60,36 @@ def mean_loss(model: Model, windows: Tensor) -> float:
 
 
 def _losses(model: Model, windows: Tensor) -> Tensor:
-    count, length = windows.shape
-    positions = torch.arange(length).repeat(count)
-
-    def attend(layer: int, qkv: Product, cos: Tensor, sin: Tensor) -> Tensor:
-        spec, dim = model.spec, model.spec.head_dim
-        rows = to_dense(qkv, model.dtype)
-        parts = torch.split(rows, [spec.num_heads * dim, spec.num_kv_heads * dim, spec.num_kv_heads * dim], dim=-1)
-        q, k, v = (part.reshape(len(rows), -1, dim) for part in parts)
-        q, k = rotary(q, k, cos, sin)
-        q, k, v = (part.view(count, length, -1, dim).transpose(1, 2).float() for part in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=True)
-        return out.transpose(1, 2).reshape(len(rows), -1).to(model.dtype)
-
-    x, residual = model.decoder.forward(windows.view(-1), positions, attend)
-    predicts = positions < length - 1
-    rows = predicts.nonzero().squeeze(1)
-    hidden = model.decoder.final_norm(x.index_select(0, rows), residual.index_select(0, rows))
+    predicts = torch.arange(windows.shape[1]).repeat(len(windows)) < windows.shape[1] - 1
+    hidden = hidden_states(model, windows, predicts.nonzero().squeeze(1))
     wanted = windows[:, 1:].reshape(-1)
-    log_sum, chosen = torch.full((len(rows),), -torch.inf), torch.zeros(len(rows))
+    log_sum, chosen = torch.full((len(wanted),), -torch.inf), torch.zeros(len(wanted))
     for first_id, part in model.head.slices(hidden, model.head.vocab_size):
         logits = to_dense(part, torch.float32).float()
         log_sum = torch.logaddexp(log_sum, logits.logsumexp(1))
         here = (wanted >= first_id) & (wanted < first_id + logits.shape[1])
         chosen[here] = logits[here, wanted[here] - first_id]
     return log_sum - chosen
+
+
+def hidden_states(model: Model, windows: Tensor, rows: Tensor | None = None) -> Entry:
+    """What the head reads, for windows int64 [N, L] side by side: all N * L rows, or some of them."""
+    count, length = windows.shape
+    positions = torch.arange(length).repeat(count)
+
+    def attend(layer: int, qkv: Product, cos: Tensor, sin: Tensor) -> Tensor:
+        spec, dim = model.spec, model.spec.head_dim
+        parts = torch.split(to_dense(qkv, model.dtype), [spec.num_heads * dim, spec.num_kv_heads * dim, spec.num_kv_heads * dim], dim=-1)
+        q, k, v = (part.reshape(count * length, -1, dim) for part in parts)
+        q, k = rotary(q, k, cos, sin)
+        q, k, v = (part.view(count, length, -1, dim).transpose(1, 2).float() for part in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=spec.scale, enable_gqa=True)
+        return out.transpose(1, 2).reshape(count * length, -1).to(model.dtype)
+
+    x, residual = model.decoder.forward(windows.view(-1), positions, attend)
+    if rows is not None:
+        x, residual = x.index_select(0, rows), residual.index_select(0, rows)
+    return model.decoder.final_norm(x, residual)
 
 
 def windows_of(handle: ModelHandle, text: str, num_tokens: int, length: int = WINDOW) -> Tensor:
