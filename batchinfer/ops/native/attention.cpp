@@ -20,6 +20,14 @@ using namespace batchinfer;
 constexpr int kGroup = 16;  // tokens
 constexpr int kGroups = 4;  // in a tile
 constexpr int kTile = kGroup * kGroups;
+constexpr int kParts = kGroup / kLanes;  // vectors in a group
+// Sums that are kept in registers: kMostRows rows by kScoreGroups groups, or by kColumns columns. 24 of 32 registers with
+// AVX-512; 8 of 16 with AVX2, which needs others for both halves of a stored word and for what multiplies them.
+#ifdef __AVX512F__
+constexpr int kMostRows = 6, kScoreGroups = kGroups, kColumns = 64;
+#else
+constexpr int kMostRows = 4, kScoreGroups = 1, kColumns = 16;
+#endif
 constexpr int kMaxRows = 256;  // query tokens of a work item times query heads per key head
 constexpr int kMaxDim = 256;
 constexpr float kMinusInf = -INFINITY;
@@ -71,8 +79,8 @@ struct Scratch {
   alignas(64) float scores[kMaxRows * kTile];    // of a tile; int32 bits from 8-bit keys
   alignas(64) uint32_t weights[kMaxRows * kTile];
   alignas(64) float head[kMaxDim];
-  alignas(64) float sum[kMaxRows * kLanes];      // of weights, in 16 parts
-  float highest[kMaxRows + kLanes];  // 16 rows are rescaled at a time
+  alignas(64) float sum[kMaxRows * kLanes];      // of weights, one of each lane
+  float highest[kMaxRows + kLanes];  // kLanes rows are rescaled at a time
   float before[kMaxRows + kLanes];
   float shrink[kMaxRows + kLanes];
   float query_step[kMaxRows];   // of 16-bit queries
@@ -89,9 +97,13 @@ struct Tile {
   const float* value_scales[kGroups];
   int groups = 0;
   float value_most;  // largest of the value scales
+
+  // The v-th vector of scales.
+  static Vec scales(const float* const* groups, int v) { return load(groups[v / kParts] + v % kParts * kLanes); }
 };
 
-// ---- How stored elements are multiplied. kWords: 32-bit words of a query or a weight for one 32-bit word of storage.
+// ---- How stored elements are multiplied. kWords: 32-bit words of a query or of weights for one 32-bit word of storage.
+// to_words(words, i, x): the vector from element i on as such words (8-bit elements: pack_int16).
 
 struct Float32 {
   static constexpr int kPack = 1, kWords = 1;
@@ -102,13 +114,29 @@ struct Float32 {
     std::memcpy(&x, words, sizeof x);
     return acc + (Vec)stored * x;
   }
+  static void to_words(uint32_t* words, int element, Vec x) { store(reinterpret_cast<float*>(words) + element, x); }
 };
 
+// Pairs are multiplied by pairs where the processor does that; elsewhere by two floats, so that only the stored side has
+// to be widened.
 struct BFloat16 {
-  static constexpr int kPack = 2, kWords = 1;
+  static constexpr int kPack = 2;
   static constexpr bool kScaled = false;
   typedef Vec Sum;
-  static Sum dot(Sum acc, IVec stored, const uint32_t* words) { return dot_bf16(acc, stored, splat(int32_t(words[0]))); }
+#ifdef __AVX512BF16__
+  static constexpr int kWords = 1;
+  static Sum dot(Sum acc, IVec stored, const uint32_t* words) {
+    return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)stored, (__m512bh)splat(int32_t(words[0])));
+  }
+  static void to_words(uint32_t* words, int element, Vec x) { store(reinterpret_cast<Bf16*>(words) + element, x); }
+#else
+  static constexpr int kWords = 2;
+  static Sum dot(Sum acc, IVec stored, const uint32_t* words) {
+    acc = Float32::dot(acc, stored << 16, words);
+    return Float32::dot(acc, stored & (int32_t)0xFFFF0000, words + 1);
+  }
+  static void to_words(uint32_t* words, int element, Vec x) { Float32::to_words(words, element, rounded_to_bf16(x)); }
+#endif
 };
 
 // Codes are multiplied by 16-bit integers: even bytes by the pairs of words[0], odd ones by those of words[1]. Exact.
@@ -128,9 +156,9 @@ constexpr int kItemBytes = 4 / P::kPack;
 inline void save(float* p, Vec x) { store(p, x); }
 inline void save(float* p, IVec x) { store_bits(p, x); }
 
-// 16-bit integers of 32 elements as the words of Int8: for every four, (x0, x2) and (x1, x3).
+// 16-bit integers of two vectors as the words of Int8: for every four, (x0, x2) and (x1, x3).
 inline IVec pack_int16(IVec low, IVec high) {
-  const IVec first = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
+  const IVec first = kLane + (kLane & ~1);  // 0, 1, 4, 5, 8, 9 ...
   return (__builtin_shuffle(low, high, first) & 0xFFFF) | __builtin_shuffle(low, high, first + 2) << 16;
 }
 
@@ -139,34 +167,35 @@ inline IVec pack_int16(IVec low, IVec high) {
 // scores[r][t] = q[r] . key[t], kRows rows by kCount groups at a time; the numbers change nothing about a row's own sums.
 template <class P, int kRows, int kCount>
 [[gnu::noinline]] void score(const uint32_t* q, int words, const uint8_t* const* keys, const uint8_t* const* ahead, float* scores) {
-  typename P::Sum sum[kRows][kCount] = {};
+  constexpr int kVectors = kCount * kParts;
+  typename P::Sum sum[kRows][kVectors] = {};
   const int steps = words / P::kWords;
   for (int i = 0; i < steps; ++i) {
     for (int j = 0; j < kCount; ++j) __builtin_prefetch(ahead[j] + i * 64, 0, kPrefetchLevel);
-    IVec key[kCount];
-    for (int j = 0; j < kCount; ++j) key[j] = load_bits(keys[j] + i * 64);
+    IVec key[kVectors];
+    for (int v = 0; v < kVectors; ++v) key[v] = load_bits(keys[v / kParts] + i * 64 + v % kParts * sizeof(IVec));
     for (int r = 0; r < kRows; ++r)
-      for (int j = 0; j < kCount; ++j) sum[r][j] = P::dot(sum[r][j], key[j], q + r * words + i * P::kWords);
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = P::dot(sum[r][v], key[v], q + r * words + i * P::kWords);
   }
   for (int r = 0; r < kRows; ++r)
-    for (int j = 0; j < kCount; ++j) save(scores + r * kTile + j * kGroup, sum[r][j]);
+    for (int v = 0; v < kVectors; ++v) save(scores + r * kTile + v * kLanes, sum[r][v]);
 }
 
 template <class P, int kRows>
 inline void score_groups(const uint32_t* q, int words, const Tile& tile, const Tile& ahead, float* scores) {
-  if (tile.groups == kGroups) {
-    score<P, kRows, kGroups>(q, words, tile.keys, ahead.keys, scores);
-    return;
-  }
-  for (int j = 0; j < tile.groups; ++j) score<P, kRows, 1>(q, words, tile.keys + j, ahead.keys + j, scores + j * kGroup);
+  int j = 0;
+  for (; j + kScoreGroups <= tile.groups; j += kScoreGroups)
+    score<P, kRows, kScoreGroups>(q, words, tile.keys + j, ahead.keys + j, scores + j * kGroup);
+  for (; j < tile.groups; ++j) score<P, kRows, 1>(q, words, tile.keys + j, ahead.keys + j, scores + j * kGroup);
 }
 
-// Adds weights . values of the tile to what was summed before times shrink, kColumns * 16 columns at a time.
-template <class P, int kRows, int kColumns>
+// Adds weights . values of the tile to what was summed before times shrink, kWidth columns at a time.
+template <class P, int kRows, int kWidth>
 [[gnu::noinline]] void accumulate(int row, int first, int dim, const Tile& tile, const Tile& ahead, Scratch& s) {
-  typename P::Sum sum[kRows][kColumns];
+  constexpr int kVectors = kWidth / kLanes;
+  typename P::Sum sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kColumns; ++c) {
+    for (int c = 0; c < kVectors; ++c) {
       if constexpr (P::kScaled)
         sum[r][c] = IVec{};
       else
@@ -177,41 +206,41 @@ template <class P, int kRows, int kColumns>
   for (int j = 0; j < tile.groups; ++j)
     for (int i = 0; i < kSteps; ++i) {
       const int at = (i * dim + first) * 4;
-      IVec value[kColumns];
-      for (int c = 0; c < kColumns; ++c) {
-        __builtin_prefetch(ahead.values[j] + at + c * 64, 0, kPrefetchLevel);
-        value[c] = load_bits(tile.values[j] + at + c * 64);
+      IVec value[kVectors];
+      for (int c = 0; c < kVectors; ++c) {
+        if (c % kParts == 0) __builtin_prefetch(ahead.values[j] + at + c * sizeof(IVec), 0, kPrefetchLevel);
+        value[c] = load_bits(tile.values[j] + at + c * sizeof(IVec));
       }
       const uint32_t* words = weights + (j * kSteps + i) * P::kWords;
       for (int r = 0; r < kRows; ++r)
-        for (int c = 0; c < kColumns; ++c) sum[r][c] = P::dot(sum[r][c], value[c], words + r * kRowWords);
+        for (int c = 0; c < kVectors; ++c) sum[r][c] = P::dot(sum[r][c], value[c], words + r * kRowWords);
     }
   for (int r = 0; r < kRows; ++r)
-    for (int c = 0; c < kColumns; ++c) {
+    for (int c = 0; c < kVectors; ++c) {
       float* out = s.out + (row + r) * dim + first + c * kLanes;
-      if constexpr (P::kScaled)
-        store(out, load(out) * s.shrink[row + r] + __builtin_convertvector(sum[r][c] - s.weight_shift[row + r], Vec) * s.weight_step[row + r]);
-      else
+      if constexpr (P::kScaled) {
+        const Vec product = __builtin_convertvector(sum[r][c] - s.weight_shift[row + r], Vec);
+        store(out, load(out) * s.shrink[row + r] + product * s.weight_step[row + r]);
+      } else {
         store(out, sum[r][c]);
+      }
     }
 }
 
 template <class P, int kRows>
 inline void accumulate_columns(int row, int dim, const Tile& tile, const Tile& ahead, Scratch& s) {
   int first = 0;
-  for (; first + 64 <= dim; first += 64) accumulate<P, kRows, 4>(row, first, dim, tile, ahead, s);
-  for (; first < dim; first += kLanes) accumulate<P, kRows, 1>(row, first, dim, tile, ahead, s);
+  for (; first + kColumns <= dim; first += kColumns) accumulate<P, kRows, kColumns>(row, first, dim, tile, ahead, s);
+  for (; first < dim; first += 16) accumulate<P, kRows, 16>(row, first, dim, tile, ahead, s);
 }
 
 // Calls f.operator()<kRows>(row) for rows [first, last), as many at a time as the registers hold.
 template <class F>
 inline void by_rows(int first, int last, const F& f) {
   int r = first;
-#ifdef __AVX512F__
-  for (; r + 6 <= last; r += 6) f(std::integral_constant<int, 6>{}, r);
+  for (; r + kMostRows <= last; r += kMostRows) f(std::integral_constant<int, kMostRows>{}, r);
   if (r + 4 <= last) f(std::integral_constant<int, 4>{}, r), r += 4;
   if (r + 3 <= last) f(std::integral_constant<int, 3>{}, r), r += 3;
-#endif
   for (; r + 2 <= last; r += 2) f(std::integral_constant<int, 2>{}, r);
   if (r < last) f(std::integral_constant<int, 1>{}, r);
 }
@@ -249,7 +278,7 @@ struct Attention {
     }
   }
 
-  Vec in_run_dtype(Vec x) const { return a.run_is_bf16 ? (Vec)(__builtin_convertvector(to_bf16(x), IVec) << 16) : x; }
+  Vec in_run_dtype(Vec x) const { return a.run_is_bf16 ? rounded_to_bf16(x) : x; }
 
   // Entries i and i + rotated form a pair (Su et al., arXiv:2104.09864).
   void rotate(int64_t row, float* x) const {
@@ -357,10 +386,8 @@ struct Attention {
       }
       s.query_shift[r] = kZeroPoint * total(sum);
       s.query_step[r] = most / kSteps16 + total(odd);
-    } else if constexpr (P::kPack == 2) {
-      for (int d = 0; d < dim; d += kLanes) store(reinterpret_cast<Bf16*>(q) + d, load(x + d));
     } else {
-      std::memcpy(q, x, dim * 4);
+      for (int d = 0; d < dim; d += kLanes) P::to_words(q, d, load(x + d));
     }
   }
 
@@ -394,9 +421,9 @@ struct Attention {
   // The tile's tokens [low, high) are those that a row sees.
   struct View {
     int32_t low, high;
-    bool whole(int j) const { return low <= j * kGroup && high >= (j + 1) * kGroup; }
-    IVec mask(int j) const {
-      const IVec t = kLane + j * kGroup;
+    bool whole(int v) const { return low <= v * kLanes && high >= (v + 1) * kLanes; }  // the v-th vector of them
+    IVec mask(int v) const {
+      const IVec t = kLane + v * kLanes;
       return (t < high) & (t >= low);
     }
   };
@@ -432,15 +459,17 @@ struct Attention {
   void find_highest(int row, View view, const Tile& tile, Scratch& s) const {
     float* scores = s.scores + row * kTile;
     Vec best = splat(kMinusInf);
-    for (int j = 0; j < kCount; ++j) {
+    for (int v = 0; v < kCount * kParts; ++v) {
       Vec x;
-      if constexpr (P::kScaled)
-        x = __builtin_convertvector(load_bits(scores + j * kGroup) - s.query_shift[row], Vec) * s.query_step[row] * load(tile.key_scales[j]);
-      else
-        x = load(scores + j * kGroup);
+      if constexpr (P::kScaled) {
+        const Vec product = __builtin_convertvector(load_bits(scores + v * kLanes) - s.query_shift[row], Vec);
+        x = product * s.query_step[row] * Tile::scales(tile.key_scales, v);
+      } else {
+        x = load(scores + v * kLanes);
+      }
       x = capped(x);
-      if (!view.whole(j)) x = view.mask(j) ? x : splat(kMinusInf);
-      store(scores + j * kGroup, x);
+      if (!view.whole(v)) x = view.mask(v) ? x : splat(kMinusInf);
+      store(scores + v * kLanes, x);
       best = max(x, best);
     }
     const float before = s.highest[row], tile_best = largest(best);
@@ -452,9 +481,9 @@ struct Attention {
   template <int kCount>
   float most_value_scale(View view, const Tile& tile) const {
     Vec best = Vec{};
-    for (int j = 0; j < kCount; ++j) {
-      const Vec scale = load(tile.value_scales[j]);
-      best = max(view.whole(j) ? scale : view.mask(j) ? scale : Vec{}, best);
+    for (int v = 0; v < kCount * kParts; ++v) {
+      const Vec scale = Tile::scales(tile.value_scales, v);
+      best = max(view.whole(v) ? scale : view.mask(v) ? scale : Vec{}, best);
     }
     return largest(best);
   }
@@ -464,12 +493,12 @@ struct Attention {
     const float* scores = s.scores + row * kTile;
     const float highest = s.highest[row];
     uint32_t* words = s.weights + row * (kTile / P::kPack * P::kWords);
-    Vec x[kCount + 1] = {}, sum = Vec{};
-    for (int j = 0; j < kCount; ++j) {
-      x[j] = exp2_negative(load(scores + j * kGroup) - highest);
-      sum = sum + x[j];
-      if constexpr (P::kPack == 2) store(reinterpret_cast<Bf16*>(words) + j * kGroup, x[j]);
-      if constexpr (P::kPack == 1) store(reinterpret_cast<float*>(words) + j * kGroup, x[j]);
+    constexpr int kVectors = kCount * kParts;
+    Vec x[kVectors + 1] = {}, sum = Vec{};
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = exp2_negative(load(scores + v * kLanes) - highest);
+      sum = sum + x[v];
+      if constexpr (!P::kScaled) P::to_words(words, v * kLanes, x[v]);
     }
     float* sums = s.sum + row * kLanes;
     store(sums, load(sums) * s.shrink[row] + sum);
@@ -477,10 +506,10 @@ struct Attention {
       const float most = view.low <= 0 && view.high >= kCount * kGroup ? tile.value_most : most_value_scale<kCount>(view, tile);
       const float inverse = most > 0.0f && most < INFINITY ? kSteps16 / most : 0.0f;
       IVec all = IVec{};
-      for (int j = 0; j < kCount; j += 2) {
-        const IVec low = nearest(x[j] * load(tile.value_scales[j]) * inverse);
-        const IVec high = j + 1 < kCount ? nearest(x[j + 1] * load(tile.value_scales[j + 1]) * inverse) : IVec{};
-        store_bits(words + j * kGroup / 2, pack_int16(low, high));
+      for (int v = 0; v < kVectors; v += 2) {
+        const IVec low = nearest(x[v] * Tile::scales(tile.value_scales, v) * inverse);
+        const IVec high = v + 1 < kVectors ? nearest(x[v + 1] * Tile::scales(tile.value_scales, v + 1) * inverse) : IVec{};
+        store_bits(words + v * kLanes / 2, pack_int16(low, high));
         all = all + low + high;
       }
       s.weight_shift[row] = kZeroPoint * total(all);
@@ -499,8 +528,9 @@ struct Attention {
 
   Item item(int64_t claim) const {
     const int64_t number = claim / a.kv_heads, span = a.item_span[number], first = a.item_first[number], left = a.count[span] - first;
-    return {a.block_table + int64_t(a.slots[span]) * a.table_width, a.query_start[span] + first, a.start[span] + first, left < a.item_queries ? left : a.item_queries,
-            claim % a.kv_heads};
+    const int32_t* blocks = a.block_table + int64_t(a.slots[span]) * a.table_width;
+    const int64_t queries = left < a.item_queries ? left : a.item_queries;
+    return {blocks, a.query_start[span] + first, a.start[span] + first, queries, claim % a.kv_heads};
   }
 
   int64_t first_tile(const Item& item) const {

@@ -1,5 +1,6 @@
-// Vectors of 16 lanes of 32 bits, and bf16 storage. Written with the compiler's vector types: 64-byte operations with
-// AVX-512, two 32-byte ones with AVX2; intrinsics where the processor has an instruction that the types cannot say.
+// Vectors as wide as the processor's registers, 16 lanes of 32 bits with AVX-512 and 8 with AVX2, and bf16 storage.
+// Written with the compiler's vector types (of one register each: GCC turns much that is done with wider ones into scalar
+// code); intrinsics where the processor has an instruction that the types cannot say.
 
 #pragma once
 
@@ -17,13 +18,22 @@ int32_t torch_get_num_threads(uint32_t* count);
 
 namespace batchinfer {
 
-typedef float Vec __attribute__((vector_size(64)));
-typedef int32_t IVec __attribute__((vector_size(64)));
-typedef uint32_t UVec __attribute__((vector_size(64)));
-typedef uint16_t HVec __attribute__((vector_size(32)));
-
+#ifdef __AVX512F__
 constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+
+typedef float Vec __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IVec __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t UVec __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t HVec __attribute__((vector_size(2 * kLanes)));
+
+#ifdef __AVX512F__
 constexpr IVec kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+constexpr IVec kLane = {0, 1, 2, 3, 4, 5, 6, 7};
+#endif
 
 struct Bf16 {
   uint16_t bits;
@@ -49,15 +59,24 @@ inline IVec load_bits(const void* p) {
 }
 inline void store(float* p, Vec x) { std::memcpy(p, &x, sizeof x); }
 inline void store_bits(void* p, IVec x) { std::memcpy(p, &x, sizeof x); }
-inline HVec to_bf16(Vec x) {  // rounds to nearest even
+// To the nearest bf16, ties to even, as a float.
+inline Vec rounded_to_bf16(Vec x) {
 #ifdef __AVX512BF16__
-  return (HVec)_mm512_cvtneps_pbh((__m512)x);
+  return (Vec)(__builtin_convertvector((HVec)_mm512_cvtneps_pbh((__m512)x), IVec) << 16);
 #else
   const IVec bits = (IVec)x;
-  IVec rounded = (IVec)((UVec)(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
   const IVec nan = x != x;
-  rounded = (nan & 0x7FC0) | (~nan & rounded);
-  return __builtin_convertvector(rounded, HVec);
+  return (Vec)((nan & 0x7FC00000) | (~nan & (bits + 0x7FFF + ((bits >> 16) & 1)) & (int32_t)0xFFFF0000));
+#endif
+}
+inline HVec to_bf16(Vec x) {
+#if defined(__AVX512BF16__)
+  return (HVec)_mm512_cvtneps_pbh((__m512)x);
+#elif defined(__AVX512F__)
+  return (HVec)_mm512_cvtepi32_epi16((__m512i)((IVec)rounded_to_bf16(x) >> 16));
+#else
+  const __m256i words = (__m256i)((UVec)rounded_to_bf16(x) >> 16);
+  return (HVec)_mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 #endif
 }
 inline void store(Bf16* p, Vec x) {
@@ -67,16 +86,6 @@ inline void store(Bf16* p, Vec x) {
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }  // b where either is NaN
 
-// acc + a0 * b0 + a1 * b1 for pairs of bf16 in each lane.
-inline Vec dot_bf16(Vec acc, IVec a, IVec b) {
-#ifdef __AVX512BF16__
-  return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-#else
-  acc = acc + (Vec)(a << 16) * (Vec)(b << 16);
-  return acc + (Vec)(a & (int32_t)0xFFFF0000) * (Vec)(b & (int32_t)0xFFFF0000);
-#endif
-}
-
 // acc + a0 * b0 + a1 * b1 for pairs of signed 16-bit integers in each lane; exact.
 inline IVec dot_int16(IVec acc, IVec a, IVec b) {
 #if defined(__AVX512VNNI__)
@@ -84,15 +93,7 @@ inline IVec dot_int16(IVec acc, IVec a, IVec b) {
 #elif defined(__AVX512BW__)
   return acc + (IVec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #else
-  union Halves {
-    IVec whole;
-    __m256i part[2];
-  };
-  const Halves x = {a}, y = {b};
-  Halves z;
-  z.part[0] = _mm256_madd_epi16(x.part[0], y.part[0]);
-  z.part[1] = _mm256_madd_epi16(x.part[1], y.part[1]);
-  return acc + z.whole;
+  return acc + (IVec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #endif
 }
 
@@ -126,35 +127,21 @@ inline Vec exp2_negative(Vec x) {
 #endif
 }
 
-// e^x for x <= 0: 2^n times a polynomial on [-ln2/2, ln2/2] (Cephes' expf coefficients); below -87 it is 0.
-inline Vec exponential(Vec x) {
-  Vec clamped = x < splat(-87.0f) ? splat(-87.0f) : x;
-  const Vec magic = splat(12582912.0f);
-  Vec shifted = clamped * 1.44269504088896341f + magic;
-  Vec n = shifted - magic;
-  Vec r = clamped - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  Vec p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  IVec exponent = ((IVec)shifted - 0x4B400000) << 23;
-  Vec y = (Vec)((IVec)p + exponent);
-  return x < splat(-87.0f) ? Vec{} : y;
+#ifndef __AVX512F__
+// Joins the two halves of a vector with `f`, then the halves of that, down to one lane.
+template <class F>
+inline __m128 fold(Vec x, const F& f) {
+  __m128 y = f(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  y = f(y, _mm_movehl_ps(y, y));
+  return f(y, _mm_movehdup_ps(y));
 }
+#endif
 
 inline float total(Vec x) {  // in one fixed order
 #ifdef __AVX512F__
   return _mm512_reduce_add_ps((__m512)x);
 #else
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int width = kLanes / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  return _mm_cvtss_f32(fold(x, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); }));
 #endif
 }
 
@@ -162,9 +149,9 @@ inline int32_t total(IVec x) {
 #ifdef __AVX512F__
   return _mm512_reduce_add_epi32((__m512i)x);
 #else
-  int32_t sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += x[i];
-  return sum;
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xB1)));
 #endif
 }
 
@@ -172,11 +159,7 @@ inline float largest(Vec x) {
 #ifdef __AVX512F__
   return _mm512_reduce_max_ps((__m512)x);
 #else
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int width = kLanes / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+  return _mm_cvtss_f32(fold(x, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); }));
 #endif
 }
 
