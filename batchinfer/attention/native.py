@@ -37,7 +37,8 @@ def why_not_native(spec: AttnSpec, block_size: int) -> str | None:
         return f"head_dim {spec.head_dim} is not a multiple of {LANES} up to {MAX_DIM}"
     if spec.num_heads // spec.num_kv_heads > MAX_ROWS:
         return f"{spec.num_heads // spec.num_kv_heads} query heads share a key head; at most {MAX_ROWS} do natively"
-    return None if block_size % LANES == 0 else f"block size {block_size} is below {LANES}"
+    fits = block_size >= LANES and block_size & (block_size - 1) == 0
+    return None if fits else f"block size {block_size} is not a power of two from {LANES} on"
 
 
 class NativeAttention:
