@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from batchinfer.ops.layouts import GroupInt4
+from batchinfer.ops.layouts import GroupInt4, PanelInt4
 
 GROUP = 32  # as in GGUF files of 4 bits, whose groups are kept
-OUTPUTS = 16  # torch's 4-bit kernel takes outputs in multiples of this
+OUTPUTS = 16  # the kernels take outputs in multiples of this
 STEPS = 15
 MIDDLE = 8  # torch's kernel computes (code - 8) * scale + offset
 SAMPLE = 256  # groups that are looked at to tell whether a weight was in 4 bits before
@@ -17,29 +17,45 @@ ON_GRID = 0.02  # of a step: what rounding in float32 may leave
 
 
 def can_pack_int4(weight: Tensor) -> bool:
-    """True when the weight's sizes are those of torch's 4-bit kernel."""
+    """True when the weight's sizes are those of the 4-bit kernels."""
     return weight.shape[0] % OUTPUTS == 0 and weight.shape[1] % GROUP == 0
 
 
 def pack_int4(weight: Tensor, bias: Tensor | None) -> GroupInt4:
-    """4 bits for every weight; `weight` in float32.
+    """4 bits for every weight, for torch's kernel; `weight` in float32.
 
     A weight that was dequantised from groups of 32 (GGUF's Q4_0 and Q4_1) keeps their grids and codes; any other is
-    rounded between the least and the largest of each group.
+    rounded between the least and the largest of each group. Grids are rounded to bf16.
     """
-    assert can_pack_int4(weight)
-    groups = weight.float().reshape(-1, GROUP)
-    codes, least, step = _between_extremes(groups)
-    if _was_in_groups(groups):
-        codes, least, step = _keep_grids(groups, codes, least, step)
-    out, per_row = len(weight), weight.shape[1] // GROUP
+    codes, least, step = _on_grids(weight)
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.view(weight.shape), 1)
-    scale_offset = torch.stack((step, least + MIDDLE * step), dim=-1).view(out, per_row, 2).transpose(0, 1)
+    scale_offset = torch.stack((step, least + MIDDLE * step), dim=-1).view(len(weight), -1, 2).transpose(0, 1)
     return GroupInt4(packed, scale_offset.bfloat16().contiguous(), GROUP, bias)
 
 
+def pack_int4_panels(weight: Tensor, bias: Tensor | None) -> PanelInt4:
+    """The same for the native kernel, with grids in float16, as GGUF files have them."""
+    codes, least, step = _on_grids(weight)
+    vectors, groups = len(weight) // OUTPUTS, weight.shape[1] // GROUP
+    parts = codes.view(vectors, OUTPUTS, groups, 4, 4, 2).permute(4, 5, 0, 2, 3, 1)  # [pair, half, ...], lanes last
+    lanes = torch.zeros(parts.shape[2:], dtype=torch.int32)
+    for pair in range(4):
+        for half in range(2):
+            lanes |= parts[pair, half] << (4 * pair + 16 * half)
+    grid = torch.stack((step, least), dim=-1).view(vectors, OUTPUTS, groups, 2).permute(0, 2, 3, 1)
+    return PanelInt4(lanes, grid.half().contiguous(), None if bias is None else bias.float())
+
+
+def _on_grids(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(int32 codes [G, 32], least [G], step [G]) of the groups in order: weight = least + codes * step."""
+    assert can_pack_int4(weight)
+    groups = weight.float().reshape(-1, GROUP)
+    codes, least, step = _between_extremes(groups)
+    return _keep_grids(groups, codes, least, step) if _was_in_groups(groups) else (codes, least, step)
+
+
 def _between_extremes(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """groups [G, 32] -> (int32 codes [G, 32], least [G], step [G]): groups = least + codes * step, rounded."""
+    """The grid from each group's least to its largest."""
     least, most = groups.aminmax(dim=-1)
     step = (most - least) / STEPS
     return _codes(groups, least, step), least, step

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,18 +11,11 @@ import torch
 from torch import Tensor
 
 from batchinfer.errors import BackendError
-from batchinfer.layers.int4 import can_pack_int4, pack_int4
-from batchinfer.layers.linear import (
-    Pack,
-    can_pack_int8_weight,
-    pack_dense,
-    pack_int8,
-    pack_int8_narrow,
-    pack_int8_weight,
-    pack_onednn_bf16,
-)
+from batchinfer.layers.int4 import can_pack_int4, pack_int4, pack_int4_panels
+from batchinfer.layers.linear import Pack, pack_dense, pack_int8, pack_int8_narrow, pack_onednn_bf16
 from batchinfer.layers.linear_check import int8_product_saturates
 from batchinfer.ops.layouts import Layout
+from batchinfer.ops.native.int4 import can_multiply_int4
 from batchinfer.ops.table import Choice
 
 log = logging.getLogger(__name__)
@@ -45,15 +38,20 @@ class LinearKind:
     head_pack: Pack
 
 
-def choose_linear(quantization: str, device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice]:
-    """The kind that `quantization` (none, int8, int4) names here, and why; `BackendError` says what cannot be."""
+def choose_linear(
+    quantization: str, device: torch.device, dtype: torch.dtype, library: ctypes.CDLL | None = None
+) -> tuple[LinearKind, Choice]:
+    """The kind that `quantization` (none, int8, int4) names here, and why; `BackendError` says what cannot be.
+
+    `library`: the native one, whose table of operations will serve.
+    """
     if quantization == "none":
         return _plain(device, dtype)
     if device.type != "cpu":
         raise BackendError(f"--quantization {quantization} is for CPUs in this version; use --quantization none on {device.type}")
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         raise BackendError(f"--quantization {quantization}: this torch was built without oneDNN; use --quantization none")
-    return CHOICES[quantization](dtype)
+    return _int8() if quantization == "int8" else _int4(dtype, library)
 
 
 def _plain(device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice]:
@@ -66,7 +64,7 @@ def _plain(device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice
     return LinearKind("none", "plain", dtype, pack_dense, pack_dense), choice
 
 
-def _int8(dtype: torch.dtype) -> tuple[LinearKind, Choice]:
+def _int8() -> tuple[LinearKind, Choice]:
     if int8_product_saturates(pack_int8):
         if int8_product_saturates(pack_int8_narrow):
             raise BackendError("--quantization int8: oneDNN's 8-bit product is wrong on this processor; use --quantization none")
@@ -78,23 +76,22 @@ def _int8(dtype: torch.dtype) -> tuple[LinearKind, Choice]:
     return LinearKind("int8", "int8", torch.float32, pack_int8, pack_int8), choice
 
 
-def _int4(dtype: torch.dtype) -> tuple[LinearKind, Choice]:
+def _int4(dtype: torch.dtype, library: ctypes.CDLL | None) -> tuple[LinearKind, Choice]:
+    native = library is not None and can_multiply_int4(library)
+    pack_groups: Pack = pack_int4_panels if native else pack_int4
     otherwise, _ = _plain(torch.device("cpu"), dtype)
-
-    def as_they_are(weight: Tensor, bias: Tensor | None) -> Layout:
-        log.info("a linear layer of %d x %d stays in %s: its sizes do not suit the kernel for fewer bits", *weight.shape, dtype)
-        return otherwise.pack(weight.to(dtype), None if bias is None else bias.to(dtype))
+    # A head in 4 bits alone would cost 5 % of perplexity (SmolLM2-135M); in 8 bits it costs next to nothing.
+    head, head_choice = _int8()
 
     def pack(weight: Tensor, bias: Tensor | None) -> Layout:
-        return pack_int4(weight, bias) if can_pack_int4(weight) else as_they_are(weight, bias)
+        if can_pack_int4(weight):
+            return pack_groups(weight, bias)
+        log.info("a linear layer of %d x %d stays in %s: its sizes do not suit the 4-bit kernels", *weight.shape, dtype)
+        return otherwise.pack(weight.to(dtype), None if bias is None else bias.to(dtype))
 
-    def head_pack(weight: Tensor, bias: Tensor | None) -> Layout:
-        return pack_int8_weight(weight, bias) if can_pack_int8_weight(weight) else as_they_are(weight, bias)
-
-    # A head in 4 bits alone would cost 5 % of perplexity (SmolLM2-135M); in 8 bits it costs nothing.
-    choice = Choice("matmul", "torch, int4", "groups of 32 inputs, the head in 8 bits; widened to bf16 on the way")
-    return LinearKind("int4", "plain", torch.float32, pack, head_pack), choice
+    chosen = f"{'native' if native else 'torch'}, int4; head: {head_choice.chosen}"
+    reason = "groups of 32 inputs, widened to bf16 on the way" if native else "the native kernel needs AVX-512 with BF16"
+    return LinearKind("int4", "plain", torch.float32, pack, head.pack), Choice("matmul", chosen, reason)
 
 
-CHOICES: dict[str, Callable[[torch.dtype], tuple[LinearKind, Choice]]] = {"int8": _int8, "int4": _int4}
-QUANTIZATIONS = ("none", *CHOICES)
+QUANTIZATIONS = ("none", "int8", "int4")

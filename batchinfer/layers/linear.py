@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from batchinfer.ops.layouts import Dense, Int8Channel, Int8Weight, Layout, OneDnnBf16
+from batchinfer.ops.layouts import Dense, Int8Channel, Layout, OneDnnBf16
 from batchinfer.ops.rotation import block_size, rotate
 from batchinfer.ops.rows import Entry, Product
 from batchinfer.ops.table import Ops
@@ -20,7 +20,6 @@ Every output is packed for itself: packing some rows of a weight gives these row
 
 INT8_MOST = 127
 INT8_MOST_NARROW = 63  # two products of 255 * 63 fit into 16 bits: for processors whose multiply-add saturates there
-INT8_WEIGHT_IN = 16  # torch's kernel for 8-bit weights takes inputs in multiples of this
 
 
 class Linear:
@@ -61,18 +60,6 @@ def _pack_int8(weight: Tensor, bias: Tensor | None, most: int) -> Int8Channel:
     packed: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
     zero = torch.zeros(len(scale), dtype=torch.int32)
     return Int8Channel(packed, scale, zero, None if bias is None else bias.float())
-
-
-def can_pack_int8_weight(weight: Tensor) -> bool:
-    """True when torch's kernel for 8-bit weights takes rows of this length; others it reads beyond their end."""
-    return weight.shape[1] % INT8_WEIGHT_IN == 0
-
-
-def pack_int8_weight(weight: Tensor, bias: Tensor | None) -> Int8Weight:
-    """Round each output's weights to 8 bits, for plain rows; best from float32."""
-    assert can_pack_int8_weight(weight)
-    codes, scale = _int8_codes(weight.float(), INT8_MOST)
-    return Int8Weight(codes, scale.bfloat16(), bias)
 
 
 def _int8_codes(weight: Tensor, most: int) -> tuple[Tensor, Tensor]:

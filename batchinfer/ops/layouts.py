@@ -47,12 +47,12 @@ class GroupInt4:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """A weight in 8 bits, w[o] = codes[o] * scale[o], for plain rows, multiplied in bf16."""
+class PanelInt4:
+    """A weight in 4 bits as the native kernel reads it, w = code * step + least with one pair for every 32 inputs of an output."""
 
-    codes: Tensor  # int8 [out, in]
-    scale: Tensor  # bf16 [out]
-    bias: Tensor | None
+    codes: Tensor  # int32 [out / 16, in / 32, 4, 16]: a lane holds eight inputs' codes, pairs of inputs in its two halves
+    grid: Tensor  # float16 [out / 16, in / 32, 2, 16]: steps, then least values
+    bias: Tensor | None  # float32 [out]
 
 
-Layout = Dense | OneDnnBf16 | Int8Channel | GroupInt4 | Int8Weight
+Layout = Dense | OneDnnBf16 | Int8Channel | GroupInt4 | PanelInt4

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, Int8Weight, OneDnnBf16
-from batchinfer.ops.rows import ZERO_POINT, Product, QuantRows, ScaledRows, to_dense
+from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16, PanelInt4
+from batchinfer.ops.rows import ZERO_POINT, Entry, Product, ScaledRows, quantise_rows, to_dense
 
 ROWS = 8  # float32 products treat all rows alike from 8 rows on, in multiples of 8
+LANES = 16  # outputs that lie side by side in the native 4-bit layout
 ROWS_BF16 = 2  # oneDNN sums a single bf16 row in another order when it is long (1,536 inputs and more, measured)
 
 
@@ -64,11 +65,13 @@ def onednn_bf16_matmul(x: Tensor, layout: OneDnnBf16) -> Tensor:
     return out[:rows]
 
 
-def int8_matmul(x: QuantRows, layout: Int8Channel) -> ScaledRows:
+def int8_matmul(x: Entry, layout: Int8Channel) -> ScaledRows:
     """x [T, in] -> [T, out], summed exactly in int32; the row scales and the bias are left to the next operation.
 
-    oneDNN's fast path takes unsigned rows: signed ones would fall to an implementation a hundred times slower.
+    Plain rows are quantised first (a head in 8 bits behind other layers). oneDNN's fast path takes unsigned rows: signed ones would fall to an implementation a hundred times slower.
     """
+    if isinstance(x, Tensor):
+        x = quantise_rows(x)
     product = torch.ops.onednn.qlinear_pointwise
     values: Tensor = product(
         x.values, 1.0, ZERO_POINT, layout.packed, layout.scale, layout.zero, None, 1.0, 0, torch.float32, "none", [], ""
@@ -82,9 +85,15 @@ def int4_matmul(x: Tensor, layout: GroupInt4) -> Tensor:
     return _finish(out, layout.bias, x.dtype)
 
 
-def int8_weight_matmul(x: Tensor, layout: Int8Weight) -> Tensor:
-    """x [T, in] -> [T, out] in x's dtype, weights widened to bf16 on the way (torch's kernel)."""
-    return _finish(torch.ops.aten._weight_int8pack_mm(_bf16(x), layout.codes, layout.scale), layout.bias, x.dtype)
+def panel_int4_matmul(x: Tensor, layout: PanelInt4) -> Tensor:
+    """x [T, in] -> [T, out] in x's dtype: rows rounded to bf16, everything else in float32."""
+    vectors, groups = layout.codes.shape[:2]
+    lanes = layout.codes.permute(0, 3, 1, 2)  # [out / 16, 16, in / 32, 4]
+    shifts = torch.tensor([(4 * pair, 16 + 4 * pair) for pair in range(4)], dtype=torch.int32).view(-1)
+    codes = (lanes[..., None] >> shifts & 15).reshape(vectors, LANES, groups, 32).float()
+    step, least = layout.grid.float().permute(2, 0, 3, 1)[..., None].unbind(0)  # [out / 16, 16, in / 32, 1]
+    weight = (codes * step + least).reshape(vectors * LANES, groups * 32)
+    return _finish(dense_matmul(x.to(torch.bfloat16).float(), Dense(weight, None)), layout.bias, x.dtype)
 
 
 def _bf16(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from batchinfer.ops import quantised, reference
-from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, Int8Weight, OneDnnBf16
+from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16, PanelInt4
 from batchinfer.ops.rows import Entry, Product
 
 
@@ -32,7 +32,7 @@ MATMUL: Mapping[type, Callable[[Any, Any], Product]] = {
     OneDnnBf16: reference.onednn_bf16_matmul,
     Int8Channel: reference.int8_matmul,
     GroupInt4: reference.int4_matmul,
-    Int8Weight: reference.int8_weight_matmul,
+    PanelInt4: reference.panel_int4_matmul,
 }
 
 REFERENCE = Ops(

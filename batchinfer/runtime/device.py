@@ -62,10 +62,10 @@ def choose_target(wanted: Wanted, checkpoint_dtype: str, quantised: bool) -> Com
     place, place_reason = _device(wanted.device)
     name, dtype_reason = _dtype(wanted.dtype, checkpoint_dtype, quantised, place)
     choices = [Choice("device", place.type, place_reason), Choice("dtype", name, dtype_reason)]
-    linear, matmul = choose_linear(wanted.quantization, place, TORCH_DTYPES[name])
+    native = load_native() if place.type == "cpu" else NativeLibrary(None, ONLY_ONE)
+    linear, matmul = choose_linear(wanted.quantization, place, TORCH_DTYPES[name], native.library)
     if linear.name in QUANTIZATION_REASONS:
         choices.append(Choice("quantization", linear.name, QUANTIZATION_REASONS[linear.name]))
-    native = load_native() if place.type == "cpu" else NativeLibrary(None, ONLY_ONE)
     ops, replaced = _ops(linear, native)
     return ComputeTarget(place, name, linear, ops, native, (*choices, matmul, *replaced))
 

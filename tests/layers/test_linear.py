@@ -5,83 +5,94 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
 from batchinfer.errors import BackendError
-from batchinfer.layers.kinds import QUANTIZATIONS, LinearKind, choose_linear
+from batchinfer.layers.kinds import LinearKind, choose_linear
 from batchinfer.layers.linear import Linear, fuse, pack_int8, pack_int8_narrow
 from batchinfer.layers.linear_check import differing_row_counts, int8_product_saturates
 from batchinfer.ops.layouts import Int8Channel
+from batchinfer.ops.native.int4 import can_multiply_int4
+from batchinfer.ops.native.library import load_native
+from batchinfer.ops.native.rowwise import native_ops
 from batchinfer.ops.reference import int8_matmul
 from batchinfer.ops.rows import ZERO_POINT, Entry, QuantRows, quantise_rows, to_dense
-from batchinfer.ops.table import REFERENCE, REFERENCE_INT8
+from batchinfer.ops.table import REFERENCE, REFERENCE_INT8, Ops
 
 CPU = torch.device("cpu")
 DTYPES = [torch.bfloat16, torch.float32]
-TOLERANCE = {"none": 0.005, "int8": 0.02, "int4": 0.2}  # of the result's norm
+TOLERANCE = {"none": 0.005, "int8": 0.02, "int4": 0.2, "int4 native": 0.2}  # of the result's norm
+NAMES = tuple(TOLERANCE)
 
 
-def kind_of(name: str, dtype: torch.dtype) -> LinearKind:
+@dataclass(frozen=True)
+class Setting:
+    kind: LinearKind
+    table: Ops
+
+    def entry(self, x: Tensor) -> Entry:
+        return quantise_rows(x) if self.kind.rows == "int8" else x
+
+    def product(self, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+        weight, bias = weight.to(self.kind.weight_dtype), None if bias is None else bias.to(self.kind.weight_dtype)
+        return to_dense(Linear(self.kind.pack(weight, bias), self.table)(self.entry(x)), x.dtype)
+
+
+def setting_of(name: str, dtype: torch.dtype) -> Setting:
+    library = load_native().library if name.endswith("native") else None
+    if name.endswith("native") and (library is None or not can_multiply_int4(library)):
+        pytest.skip("no native 4-bit product here")
     try:
-        return choose_linear(name, CPU, dtype)[0]
+        kind, _ = choose_linear(name.split()[0], CPU, dtype, library)
     except BackendError as err:
         pytest.skip(str(err))
-
-
-def entry(kind: LinearKind, x: Tensor) -> Entry:
-    return quantise_rows(x) if kind.rows == "int8" else x
-
-
-def product(kind: LinearKind, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    weight, bias = weight.to(kind.weight_dtype), None if bias is None else bias.to(kind.weight_dtype)
-    table = REFERENCE_INT8 if kind.rows == "int8" else REFERENCE
-    return to_dense(Linear(kind.pack(weight, bias), table)(entry(kind, x)), x.dtype)
+    table = REFERENCE_INT8 if kind.rows == "int8" else REFERENCE if library is None else native_ops(library)
+    return Setting(kind, table)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", QUANTIZATIONS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(960, 576), (48, 1536), (300, 160), (16, 32), (40, 48)])
 def test_products(name: str, dtype: torch.dtype, shape: tuple[int, int], with_bias: bool) -> None:
     g = torch.Generator().manual_seed(shape[0])
-    kind = kind_of(name, dtype)
+    setting = setting_of(name, dtype)
     weight, x = torch.randn(shape, generator=g), torch.randn(9, shape[1], generator=g).to(dtype)
     bias = torch.randn(shape[0], generator=g) * 10 if with_bias else None
-    got = product(kind, weight, bias, x)
+    got = setting.product(weight, bias, x)
     expected = x.float() @ weight.T + (0 if bias is None else bias)
     assert got.dtype is dtype
     assert (got.float() - expected).norm() < TOLERANCE[name] * expected.norm()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", QUANTIZATIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_of_a_weight_packed_alone_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
     """The head is packed in slices of the vocabulary."""
     g = torch.Generator().manual_seed(1)
-    kind = kind_of(name, dtype)
+    setting = setting_of(name, dtype)
     weight, x = torch.randn(512, 576, generator=g), torch.randn(16, 576, generator=g).to(dtype)
-    whole = product(kind, weight, None, x)
+    whole = setting.product(weight, None, x)
     for start, end in ((0, 64), (64, 320), (496, 512)):
-        assert torch.equal(product(kind, weight[start:end], None, x), whole[:, start:end])
+        assert torch.equal(setting.product(weight[start:end], None, x), whole[:, start:end])
 
 
-@pytest.mark.parametrize("name", QUANTIZATIONS)
-def test_packing_does_not_depend_on_threads(name: str) -> None:
-    kind = kind_of(name, torch.bfloat16)
-    weight = torch.randn(3072, 576, generator=torch.Generator().manual_seed(2)).to(kind.weight_dtype)
+@pytest.mark.parametrize("name", NAMES)
+def test_neither_packing_nor_products_depend_on_threads(name: str) -> None:
+    setting = setting_of(name, torch.bfloat16)
+    weight = torch.randn(3072, 576, generator=torch.Generator().manual_seed(2)).to(setting.kind.weight_dtype)
     x = torch.randn(8, 576).bfloat16()
     threads = torch.get_num_threads()
     results = []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            layout = kind.pack(weight, None)
-            torch.set_num_threads(threads)
-            table = REFERENCE_INT8 if kind.rows == "int8" else REFERENCE
-            results.append(to_dense(Linear(layout, table)(entry(kind, x)), torch.float32))
+            layout = setting.kind.pack(weight, None)
+            results.append(to_dense(Linear(layout, setting.table)(setting.entry(x)), torch.float32))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])
@@ -89,12 +100,11 @@ def test_packing_does_not_depend_on_threads(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", QUANTIZATIONS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (3072, 576), (100, 96)])
 def test_a_row_is_the_same_in_every_number_of_rows(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    kind = kind_of(name, dtype)
-    table = REFERENCE_INT8 if kind.rows == "int8" else REFERENCE
-    assert differing_row_counts(kind.pack, table, shape, dtype) == []
+    setting = setting_of(name, dtype)
+    assert differing_row_counts(setting.kind.pack, setting.table, shape, dtype) == []
 
 
 def test_int8_products_are_exact() -> None:
@@ -118,8 +128,8 @@ def _codes(layout: Int8Channel, size: int) -> Tensor:
 def test_constant_and_zero_weights() -> None:
     weight = torch.zeros(32, 64)
     weight[1] = 0.25
-    for name in QUANTIZATIONS:
-        got = product(kind_of(name, torch.float32), weight, None, torch.ones(2, 64))
+    for name in NAMES:
+        got = setting_of(name, torch.float32).product(weight, None, torch.ones(2, 64))
         torch.testing.assert_close(got, torch.ones(2, 64) @ weight.T, rtol=1e-2, atol=1e-6)
 
 

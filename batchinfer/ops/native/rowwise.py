@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from batchinfer.ops import quantised, reference
+from batchinfer.ops.layouts import Int8Channel, PanelInt4
+from batchinfer.ops.native.int4 import can_multiply_int4, native_int4_matmul
 from batchinfer.ops.rows import Product, QuantRows, ScaledRows, to_dense
-from batchinfer.ops.table import REFERENCE, REFERENCE_INT8, Ops
+from batchinfer.ops.table import MATMUL, REFERENCE, REFERENCE_INT8, Ops
 
 LANES = 16
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -45,7 +48,7 @@ class _Quantise(ctypes.Structure):
 
 
 def native_ops(library: ctypes.CDLL) -> Ops:
-    """The CPU's table for plain rows, with norms and gated activation from the native library.
+    """The CPU's table for plain rows, with norms, gated activation and 4-bit products from the native library.
 
     Shapes that the kernels do not do (an inner size that is no multiple of 16) go to the reference.
     """
@@ -79,7 +82,8 @@ def native_ops(library: ctypes.CDLL) -> Ops:
         gate(_Gate(_plain(gate_up), out.data_ptr(), _Output(), rows, size), _is_bf16(gate_up))
         return out
 
-    return replace(REFERENCE, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul)
+    matmul = {**MATMUL, **_native_products(library)}
+    return replace(REFERENCE, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, matmul=matmul)
 
 
 def native_int8_ops(library: ctypes.CDLL) -> Ops:
@@ -128,6 +132,19 @@ def native_int8_ops(library: ctypes.CDLL) -> Ops:
         return out
 
     return replace(REFERENCE_INT8, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, enter=enter)
+
+
+def _native_products(library: ctypes.CDLL) -> dict[type, Callable[[Any, Any], Product]]:
+    """Products of plain rows that the library takes part in."""
+    enter = native_int8_ops(library).enter
+
+    def int8_matmul(x: Tensor, layout: Int8Channel) -> ScaledRows:
+        return reference.int8_matmul(enter(x), layout)
+
+    products: dict[type, Callable[[Any, Any], Product]] = {Int8Channel: int8_matmul}
+    if can_multiply_int4(library):
+        products[PanelInt4] = native_int4_matmul(library)
+    return products
 
 
 def _bound(library: ctypes.CDLL, name: str, record: type[ctypes.Structure]) -> Callable[[ctypes.Structure, int], None]:
