@@ -14,7 +14,7 @@ from batchinfer.layers.linear import Linear, Pack
 from batchinfer.ops.layouts import Int8Channel
 from batchinfer.ops.reference import int8_matmul
 from batchinfer.ops.rotation import rotate
-from batchinfer.ops.rows import ZERO_POINT, Entry, Product, QuantRows, quantise_rows
+from batchinfer.ops.rows import ZERO_POINT, Entry, Product, QuantRows
 from batchinfer.ops.table import Ops
 
 ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 129)
@@ -28,9 +28,8 @@ def differing_row_counts(pack: Pack, ops: Ops, shape: tuple[int, int], dtype: to
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(shape, generator=generator).to(dtype)
     x = torch.randn(MOST_ROWS, shape[1], generator=generator).to(dtype)
-    layout = pack(weight, None)
-    linear = Linear(layout, ops)
-    rows: Entry = quantise_rows(x) if isinstance(layout, Int8Channel) else x
+    linear = Linear(pack(weight, None), ops)
+    rows = ops.enter(x)
     whole = _values(linear(rows))
 
     def differs(count: int) -> bool:
