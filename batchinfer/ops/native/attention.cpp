@@ -4,6 +4,7 @@
 // sums never depend on the rows beside it: each runs over d or over t in ascending order. The products of a tile are in
 // attention_tiles.h.
 
+#include <algorithm>
 #include <atomic>
 #include <type_traits>
 
@@ -18,6 +19,7 @@ struct Attention {
   const Args& a;
   const int group, dim, words, shift;
   const int64_t size, group_bytes, block_bytes, row_elements;
+  const float unit;  // of a score's exponent: softmax runs on powers of two
 
   explicit Attention(const Args& args)
       : a(args),
@@ -28,7 +30,8 @@ struct Attention {
         size(args.block_size),
         group_bytes(args.dim * kGroup * kItemBytes<P>),
         block_bytes(args.block_size * (args.dim * kItemBytes<P> + (P::kScaled ? 4 : 0))),
-        row_elements((args.heads + 2 * args.kv_heads) * args.dim) {}
+        row_elements((args.heads + 2 * args.kv_heads) * args.dim),
+        unit(args.softcap == 0.0f ? args.scale * kLog2e : args.scale / args.softcap) {}
 
   // One head of a row of qkv as floats rounded to the run's dtype.
   void read_head(int64_t row, int64_t head, float* to) const {
@@ -215,15 +218,16 @@ struct Attention {
   void find_highest(int row, View view, const Tile& tile, Scratch& s) const {
     float* scores = s.scores + row * kTile;
     Vec best = splat(kMinusInf);
+    const float step = P::kScaled ? s.query_step[row] * unit : unit;
     for (int v = 0; v < kCount * kParts; ++v) {
       Vec x;
       if constexpr (P::kScaled) {
         const Vec product = __builtin_convertvector(load_bits(scores + v * kLanes) - s.query_shift[row], Vec);
-        x = product * s.query_step[row] * Tile::scales(tile.key_scales, v);
+        x = product * step * Tile::scales(tile.key_scales, v);
       } else {
-        x = load(scores + v * kLanes);
+        x = load(scores + v * kLanes) * step;
       }
-      x = capped(x);
+      if (a.softcap != 0.0f) x = capped(x);
       if (!view.whole(v)) x = view.mask(v) ? x : splat(kMinusInf);
       store(scores + v * kLanes, x);
       best = max(x, best);
@@ -263,23 +267,22 @@ struct Attention {
       const float inverse = most > 0.0f && most < INFINITY ? kSteps16 / most : 0.0f;
       IVec all = IVec{};
       for (int v = 0; v < kVectors; v += 2) {
-        const IVec low = nearest(x[v] * Tile::scales(tile.value_scales, v) * inverse);
-        const IVec high = v + 1 < kVectors ? nearest(x[v + 1] * Tile::scales(tile.value_scales, v + 1) * inverse) : IVec{};
-        store_bits(words + v * kLanes / 2, pack_int16(low, high));
-        all = all + low + high;
+        const IVec low = nearest_low_bits(x[v] * Tile::scales(tile.value_scales, v) * inverse);
+        const IVec high = v + 1 < kVectors ? nearest_low_bits(x[v + 1] * Tile::scales(tile.value_scales, v + 1) * inverse) : IVec{};
+        const IVec packed = pack_int16(low, high);
+        store_bits(words + v * kLanes / 2, packed);
+        all = dot_int16(all, packed, splat(0x00010001));
       }
       s.weight_shift[row] = kZeroPoint * total(all);
       s.weight_step[row] = most / kSteps16;
     }
   }
 
-  Vec capped(Vec x) const {  // in units of log2(e): softmax runs on powers of two
-    if (a.softcap == 0.0f) return x * (a.scale * kLog2e);
-    const Vec y = x * (a.scale / a.softcap);
-    const Vec size = (Vec)((IVec)y & 0x7FFFFFFF);
-    const Vec e = exp2_negative(size * (-2.0f * kLog2e));
+  // x: score / softcap.
+  Vec capped(Vec x) const {
+    const Vec e = exp2_negative((Vec)((IVec)x & 0x7FFFFFFF) * (-2.0f * kLog2e));
     const Vec tanh = (1.0f - e) / (1.0f + e);
-    return (Vec)((IVec)tanh | ((IVec)y & (int32_t)0x80000000)) * (a.softcap * kLog2e);
+    return (Vec)((IVec)tanh | ((IVec)x & (int32_t)0x80000000)) * (a.softcap * kLog2e);
   }
 
   Item item(int64_t claim) const {
@@ -296,16 +299,27 @@ struct Attention {
 
   void locate_first(const Item& item, Tile& tile) const { locate(item.blocks, item.head, first_tile(item), item.end(), tile); }
 
+  // The end of the rows that see as many groups of the tile as row `first` does: only these are computed. What is
+  // beyond a row's own token has no weight, so that the cut changes none of its bits.
+  int same_groups(const Item& item, int first, int rows, int64_t token, int present, Tile& tile) const {
+    const int64_t before = item.first_query - token, seen = before + first / group + 1;
+    const int64_t groups = (seen + kGroup - 1) / kGroup;
+    tile.groups = int(groups < present ? groups : present);
+    if (groups >= present) return rows;
+    const int64_t last = (groups * kGroup - before) * group;
+    return int(last < rows ? last : rows);
+  }
+
   // `tile` is the item's first; `next` is the item that this thread does after it, or null.
   void run(const Item& item, const Item* next, Scratch& s) const {
     const int rows = int(item.queries) * group;
-    for (int r = 0; r < rows; ++r) {
-      read_head(item.first_row + r / group, item.head * group + r % group, s.head);
-      rotate(item.first_row + r / group, s.head);
-      prepare_query(s.head, r, s);
-      s.highest[r] = kLevel;
-      store(s.sum + r * kLanes, Vec{});
-    }
+    // One thing at a time for all rows, so that these short chains of dependent operations overlap; the queries wait
+    // where the sums will be.
+    for (int r = 0; r < rows; ++r) read_head(item.first_row + r / group, item.head * group + r % group, s.out + r * dim);
+    for (int r = 0; r < rows; ++r) rotate(item.first_row + r / group, s.out + r * dim);
+    for (int r = 0; r < rows; ++r) prepare_query(s.out + r * dim, r, s);
+    std::fill(s.highest, s.highest + rows, kLevel);
+    std::memset(s.sum, 0, sizeof(float) * rows * kLanes);
     std::memset(s.out, 0, sizeof(float) * rows * dim);
     Tile tile, ahead;
     locate_first(item, ahead);
@@ -316,10 +330,15 @@ struct Attention {
       else if (next)
         locate_first(*next, ahead);
       // Queries before the tile see nothing of it.
-      const int first = token > item.first_query ? int(token - item.first_query) * group : 0;
-      by_rows(first, rows, [&](auto count, int r) { score_groups<P, count>(s.q + r * words, words, tile, ahead, s.scores + r * kTile); });
-      soften(item, first, rows, token, tile, s);
-      by_rows(first, rows, [&](auto count, int r) { accumulate_columns<P, count>(r, dim, tile, ahead, s); });
+      int first = token > item.first_query ? int(token - item.first_query) * group : 0;
+      const int present = tile.groups;
+      for (int last; first < rows; first = last) {
+        last = same_groups(item, first, rows, token, present, tile);
+        by_rows(first, last, [&](auto count, int r) { score_groups<P, count>(s.q + r * words, words, tile, ahead, s.scores + r * kTile); });
+        soften(item, first, last, token, tile, s);
+        by_rows(first, last, [&](auto count, int r) { accumulate_columns<P, count>(r, dim, tile, ahead, s); });
+      }
+      tile.groups = present;
       for (int j = tile.groups; j < ahead.groups; ++j)
         for (int64_t i = 0; i < group_bytes; i += 64) {
           __builtin_prefetch(ahead.keys[j] + i, 0, kPrefetchLevel);

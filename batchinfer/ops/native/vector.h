@@ -84,7 +84,13 @@ inline void store(Bf16* p, Vec x) {
   std::memcpy(p, &half, sizeof half);
 }
 
-inline Vec max(Vec a, Vec b) { return a > b ? a : b; }  // b where either is NaN
+inline Vec max(Vec a, Vec b) {  // b where either is NaN
+#ifdef __AVX512F__
+  return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#endif
+}
 
 // acc + a0 * b0 + a1 * b1 for pairs of signed 16-bit integers in each lane; exact.
 inline IVec dot_int16(IVec acc, IVec a, IVec b) {
@@ -97,10 +103,9 @@ inline IVec dot_int16(IVec acc, IVec a, IVec b) {
 #endif
 }
 
-inline IVec nearest(Vec x) {  // to nearest even, for |x| < 2^22
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  return (IVec)(x + magic) - 0x4B400000;
-}
+// To nearest even, for |x| < 2^22; only the lower 16 bits are those of the integer.
+inline IVec nearest_low_bits(Vec x) { return (IVec)(x + splat(12582912.0f)); }  // 1.5 * 2^23: adding it rounds to an integer
+inline IVec nearest(Vec x) { return nearest_low_bits(x) - 0x4B400000; }
 
 // 2^x for x <= 0, relative error 2e-7; 0 from -150 down, -infinity included.
 inline Vec exp2_negative(Vec x) {
