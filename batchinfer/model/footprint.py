@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 INT4_GROUP, INT4_OUT = 32, 16  # inputs that share a scale and an offset, and what outputs must be a multiple of (layers/int4.py)
-INT8_HEAD_IN = 16  # what inputs of an 8-bit head for plain rows must be a multiple of (layers/linear.py)
 BF16_BYTES, SCALE_BYTES = 2, 4
 
 
@@ -48,10 +47,7 @@ def linear_bytes(shape: tuple[int, int], quantization: str, item_bytes: int) -> 
 
 def head_bytes(shape: tuple[int, int], quantization: str, item_bytes: int) -> int:
     """The same of a slice of the head, which has 8 bits where the layers have 4."""
-    out, size = shape
-    if quantization == "int4":
-        return out * (size + BF16_BYTES) if size % INT8_HEAD_IN == 0 else out * size * item_bytes
-    return linear_bytes(shape, quantization, item_bytes)
+    return linear_bytes(shape, "int8" if quantization == "int4" else quantization, item_bytes)
 
 
 @dataclass(frozen=True, slots=True)

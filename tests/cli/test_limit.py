@@ -13,7 +13,7 @@ import torch
 from batchinfer.core.stats import StepShape
 from batchinfer.layers.kinds import choose_linear
 from batchinfer.model.footprint import head_bytes, linear_bytes
-from batchinfer.ops.layouts import Dense, Layout, OneDnnBf16
+from batchinfer.ops.layouts import Dense, Int8Channel, Layout, OneDnnBf16
 from batchinfer.reports.limit import LimitMeter, ModelDims, gap_reasons
 from batchinfer.reports.rates import Arithmetic, MachineRates, machine_rates
 
@@ -77,7 +77,7 @@ def test_the_footprint_is_what_the_packed_layouts_hold(dtype: torch.dtype, quant
         weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(kind.weight_dtype)
         for pack, predicted in ((kind.pack, linear_bytes), (kind.head_pack, head_bytes)):
             layout = pack(weight, None)
-            opaque = codes if type(layout) not in (Dense, OneDnnBf16) else dtype.itemsize
+            opaque = {Dense: dtype.itemsize, OneDnnBf16: dtype.itemsize, Int8Channel: 1}.get(type(layout), codes)
             assert predicted(shape, quantization, dtype.itemsize) == held_bytes(layout, shape, opaque)
 
 
