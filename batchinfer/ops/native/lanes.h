@@ -77,15 +77,21 @@ inline void store_low_bytes(uint8_t* p, Bits x) {
 #endif
 }
 
+#ifndef __AVX512F__
+// Joins the two halves of a vector with `f`, then the halves of that, down to one lane.
+template <class F>
+inline __m128 fold(Vec x, const F& f) {
+  __m128 y = f(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  y = f(y, _mm_movehl_ps(y, y));
+  return f(y, _mm_movehdup_ps(y));
+}
+#endif
+
 inline float total(Vec x) {  // in one fixed order
 #ifdef __AVX512F__
   return _mm512_reduce_add_ps((__m512)x);
 #else
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int width = kLanes / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  return _mm_cvtss_f32(fold(x, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); }));
 #endif
 }
 
@@ -106,6 +112,16 @@ inline float largest(Bits magnitudes) {
 
 constexpr float kRounding = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
 
+// 2^r on [-1/2, 1/2], relative error 2e-7: Taylor, ln(2)^k / k!
+inline Vec exp2_fraction(Vec r) {
+  Vec p = splat(1.33335581e-3f) + r * 1.54035304e-4f;
+  p = p * r + 9.61812911e-3f;
+  p = p * r + 5.55041087e-2f;
+  p = p * r + 2.40226507e-1f;
+  p = p * r + 6.93147181e-1f;
+  return p * r + 1.0f;
+}
+
 // x / (1 + e^-x), relative error 1e-6 where it is not tiny.
 inline Vec silu(Vec x) {
   Vec t = x * -1.44269504f;
@@ -118,12 +134,7 @@ inline Vec silu(Vec x) {
   const Vec n = shifted - splat(kRounding);
 #endif
   const Vec r = t - n;
-  Vec p = splat(1.33335581e-3f) + r * 1.54035304e-4f;  // Taylor of 2^r on [-1/2, 1/2], ln(2)^k / k!
-  p = p * r + 9.61812911e-3f;
-  p = p * r + 5.55041087e-2f;
-  p = p * r + 2.40226507e-1f;
-  p = p * r + 6.93147181e-1f;
-  p = p * r + 1.0f;
+  const Vec p = exp2_fraction(r);
 #ifdef __AVX512F__
   const Vec e = (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else

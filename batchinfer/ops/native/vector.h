@@ -1,33 +1,20 @@
-// Vectors as wide as the processor's registers, 16 lanes of 32 bits with AVX-512 and 8 with AVX2, and bf16 storage.
-// Written with the compiler's vector types (of one register each: GCC turns much that is done with wider ones into scalar
-// code); intrinsics where the processor has an instruction that the types cannot say.
+// What attention needs of vectors beyond lanes.h: integers, products of 16-bit pairs, powers of two of negative numbers.
 
 #pragma once
 
-#include <immintrin.h>
+#include "lanes.h"
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
-extern "C" {
-// torch's own thread pool (torch/csrc/stable/c/shim.h), so that no second pool competes with it.
-int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context);
-int32_t torch_get_num_threads(uint32_t* count);
-}
+extern "C" int32_t torch_get_num_threads(uint32_t* count);
 
 namespace batchinfer {
 
-#ifdef __AVX512F__
-constexpr int kLanes = 16;
-#else
-constexpr int kLanes = 8;
-#endif
+using namespace batchinfer_lanes;
+using batchinfer_lanes::largest;
+using batchinfer_lanes::splat;
+using batchinfer_lanes::total;
 
-typedef float Vec __attribute__((vector_size(4 * kLanes)));
-typedef int32_t IVec __attribute__((vector_size(4 * kLanes)));
+typedef Bits IVec;
 typedef uint32_t UVec __attribute__((vector_size(4 * kLanes)));
-typedef uint16_t HVec __attribute__((vector_size(2 * kLanes)));
 
 #ifdef __AVX512F__
 constexpr IVec kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -35,53 +22,24 @@ constexpr IVec kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr IVec kLane = {0, 1, 2, 3, 4, 5, 6, 7};
 #endif
 
-struct Bf16 {
-  uint16_t bits;
-};
-
-inline Vec splat(float x) { return x - Vec{}; }
 inline IVec splat(int32_t x) { return x - IVec{}; }
 
-inline Vec load(const float* p) {
-  Vec x;
-  std::memcpy(&x, p, sizeof x);
-  return x;
-}
-inline Vec load(const Bf16* p) {
-  HVec half;
-  std::memcpy(&half, p, sizeof half);
-  return (Vec)(__builtin_convertvector(half, IVec) << 16);
-}
 inline IVec load_bits(const void* p) {
   IVec x;
   std::memcpy(&x, p, sizeof x);
   return x;
 }
-inline void store(float* p, Vec x) { std::memcpy(p, &x, sizeof x); }
 inline void store_bits(void* p, IVec x) { std::memcpy(p, &x, sizeof x); }
+
 // To the nearest bf16, ties to even, as a float.
 inline Vec rounded_to_bf16(Vec x) {
 #ifdef __AVX512BF16__
-  return (Vec)(__builtin_convertvector((HVec)_mm512_cvtneps_pbh((__m512)x), IVec) << 16);
+  return (Vec)(__builtin_convertvector((Halves)_mm512_cvtneps_pbh((__m512)x), IVec) << 16);
 #else
   const IVec bits = (IVec)x;
   const IVec nan = x != x;
   return (Vec)((nan & 0x7FC00000) | (~nan & (bits + 0x7FFF + ((bits >> 16) & 1)) & (int32_t)0xFFFF0000));
 #endif
-}
-inline HVec to_bf16(Vec x) {
-#if defined(__AVX512BF16__)
-  return (HVec)_mm512_cvtneps_pbh((__m512)x);
-#elif defined(__AVX512F__)
-  return (HVec)_mm512_cvtepi32_epi16((__m512i)((IVec)rounded_to_bf16(x) >> 16));
-#else
-  const __m256i words = (__m256i)((UVec)rounded_to_bf16(x) >> 16);
-  return (HVec)_mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-#endif
-}
-inline void store(Bf16* p, Vec x) {
-  const HVec half = to_bf16(x);
-  std::memcpy(p, &half, sizeof half);
 }
 
 inline Vec max(Vec a, Vec b) {  // b where either is NaN
@@ -118,35 +76,12 @@ inline Vec exp2_negative(Vec x) {
   const Vec n = shifted - magic;
 #endif
   const Vec r = x - n;
-  Vec p = splat(1.33335581e-3f) + r * 1.54035304e-4f;  // Taylor of 2^r on [-1/2, 1/2], ln(2)^k / k!
-  p = p * r + 9.61812911e-3f;
-  p = p * r + 5.55041087e-2f;
-  p = p * r + 2.40226507e-1f;
-  p = p * r + 6.93147181e-1f;
-  p = p * r + 1.0f;
+  const Vec p = exp2_fraction(r);
 #ifdef __AVX512F__
   return (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
   const IVec exponent = ((IVec)shifted - 0x4B400000) << 23;
   return x < splat(-125.0f) ? Vec{} : (Vec)((IVec)p + exponent);
-#endif
-}
-
-#ifndef __AVX512F__
-// Joins the two halves of a vector with `f`, then the halves of that, down to one lane.
-template <class F>
-inline __m128 fold(Vec x, const F& f) {
-  __m128 y = f(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
-  y = f(y, _mm_movehl_ps(y, y));
-  return f(y, _mm_movehdup_ps(y));
-}
-#endif
-
-inline float total(Vec x) {  // in one fixed order
-#ifdef __AVX512F__
-  return _mm512_reduce_add_ps((__m512)x);
-#else
-  return _mm_cvtss_f32(fold(x, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); }));
 #endif
 }
 
