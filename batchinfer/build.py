@@ -273,7 +273,7 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
         f"threads: {torch.get_num_threads()}",
         f"same bytes at any batch: {same}",
     ]
-    settings = {
+    settings: dict[str, object] = {
         "model": config.model,
         "device": target.device.type,
         "dtype": target.dtype_name,
@@ -286,8 +286,15 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "block_size": limits.block_size,
         "num_kv_blocks": limits.num_blocks - 1,
+        "kv_cache": config.kv_cache,
+        "paged": config.paged,
         "prefix_caching": config.prefix_caching,
+        "continuous_batching": config.continuous_batching,
         "chunked_prefill": config.chunked_prefill,
+        "flash_attention": config.flash_attention,
+        "graphs": config.graphs,
+        "speculative": config.speculative,
+        "num_speculative_tokens": config.num_speculative_tokens,
         "order": config.order,
         "seed": config.seed,
         "threads": torch.get_num_threads(),

@@ -17,6 +17,7 @@ from batchinfer.cli.settings_file import apply_settings_file
 from batchinfer.errors import ConfigError, InputError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+FEATURES = "Features, one by one"
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
 
 
@@ -64,6 +65,10 @@ def _switch(panel: str, *names: str, text: str, **more: Any) -> Any:
 
 def _count(panel: str, *names: str, text: str) -> Any:
     return _option(panel, *names, text=text, parser=parse_count, metavar="N")
+
+
+def _feature(name: str, text: str) -> Any:
+    return _switch(FEATURES, f"--{name}/--no-{name}", text=text)
 
 
 @dataclass(frozen=True)
@@ -233,17 +238,32 @@ class EngineFlags:
     kv_cache_dtype: Annotated[
         str, _option("Engine", "--kv-cache-dtype", text="Keys and values: auto (as --dtype), bf16, float32 or int8.", metavar="TYPE")
     ] = "auto"
-    prefix_caching: Annotated[
-        bool, _switch("Engine", "--prefix-caching/--no-prefix-caching", text="Share the KV of equal beginnings (on).")
-    ] = True
-    chunked_prefill: Annotated[
-        bool, _switch("Engine", "--chunked-prefill/--no-chunked-prefill", text="Spread long prompts over several steps (on).")
-    ] = True
     order: Annotated[
         str, _option("Engine", "--order", text="auto (shared beginnings together, long rows first) or arrival.", metavar="ORDER")
     ] = "auto"
+    speculative: Annotated[
+        str,
+        _option(
+            "Engine",
+            "--speculative",
+            text="Guess tokens ahead and check several at once: ngram (from the row's own text), draft:MODEL or off (off).",
+            metavar="HOW",
+        ),
+    ] = "off"
     threads: Annotated[int | None, _count("Engine", "--threads", text="CPU threads (else: the cores this process may use).")] = None
     fake_model: Annotated[bool, _switch("Engine", "--fake-model", text="Everything real but the forward pass.", hidden=True)] = False
+    kv_cache: Annotated[bool, _feature("kv-cache", "Keep keys and values from step to step (on).")] = True
+    paged: Annotated[bool, _feature("paged", "KV in blocks as needed; off: room for --max-model-len per row (on).")] = True
+    prefix_caching: Annotated[bool, _feature("prefix-caching", "Share the KV of equal beginnings (on).")] = True
+    continuous_batching: Annotated[bool, _feature("continuous-batching", "Let rows join as others end (on).")] = True
+    chunked_prefill: Annotated[bool, _feature("chunked-prefill", "Spread long prompts over several steps (on).")] = True
+    flash_attention: Annotated[bool, _feature("flash-attention", "Attend with the native kernel (on).")] = True
+    enforce_eager: Annotated[
+        bool, _switch(FEATURES, "--enforce-eager", text="Operation by operation: no fused kernels, no native sampling, no CUDA graphs.")
+    ] = False
+    num_speculative_tokens: Annotated[
+        int | None, _count(FEATURES, "--num-speculative-tokens", text="Guess always so many tokens (else: as many as pay).")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,13 @@ FREE = (
     "block_size",
     "num_kv_blocks",
     "kv_cache_memory",
+    "kv_cache",
+    "paged",
     "prefix_caching",
+    "continuous_batching",
     "chunked_prefill",
+    "speculative",
+    "num_speculative_tokens",
     "order",
     "threads",
 )

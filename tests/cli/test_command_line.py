@@ -30,7 +30,7 @@ def test_the_command_tree_imports_nothing_heavy() -> None:
 def test_help_shows_the_groups_everyday_ones_first(cli: Cli) -> None:
     said = cli("run", "--help")
     assert said.code == 0
-    groups = ["Input", "Output", "Model", "Sampling", "Engine", "General"]
+    groups = ["Input", "Output", "Model", "Sampling", "Engine", "Features, one by one", "General"]
     places = [said.out.index(f"─ {group} ─") for group in groups]
     assert places == sorted(places)
     for flag in ("--prompt-column", "--max-tokens", "--kv-cache-memory", "--config", "--version", "--threads"):
@@ -82,7 +82,9 @@ def test_version_everywhere(cli: Cli, args: tuple[str, ...]) -> None:
         ("--kv-cache-dtype fp8", "not supported by this version"),
         ("--order global", "not supported by this version"),
         ("--on-too-long skip", "not supported by this version"),
-        ("--speculative ngram", "--speculative is not in this version"),
+        ("--speculative draft:", "must be off, ngram, or draft:MODEL"),
+        ("--speculative medusa", "must be off, ngram, or draft:MODEL"),
+        ("--num-speculative-tokens 0", "--num-speculative-tokens 0: must be from 1 to 64"),
         ("--response-format @s.json", "--response-format is not in this version"),
         ("--no-such-flag", "No such option"),
         ("--num-kv-blocks 8 --kv-cache-memory 1GB", "give one of them"),

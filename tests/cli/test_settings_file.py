@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from batchinfer.cli.flags import EngineFlags, ModelFlags, parse_count, parse_size
 from batchinfer.cli.settings import engine_config
 from batchinfer.cli.settings_file import read_settings
+from batchinfer.config import EngineConfig
 from tests.cli.conftest import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +45,7 @@ def test_the_command_line_wins(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_negative_forms_lists_and_tables(cli: Cli, tmp_path: Path) -> None:
-    good = 'no-prefix-caching = true\nstop = ["a", "b"]\nstop-token-ids = [1, 2]\nkv-cache-memory = "64MiB"\n[engine]\nmax_num_seqs = 4\n'
+    good = 'no-prefix-caching = true\nno-kv-cache = true\npaged = false\nenforce-eager = true\nspeculative = "ngram"\nstop = ["a", "b"]\nstop-token-ids = [1, 2]\nkv-cache-memory = "64MiB"\n[engine]\nmax_num_seqs = 4\n'
     assert "no such file" in refused(cli, tmp_path, good)
     assert "stands there twice" in refused(cli, tmp_path, "seed = 1\n[sampling]\nseed = 2\n")
     assert "one level deep" in refused(cli, tmp_path, "[a.b]\nseed = 2\n")
@@ -73,6 +75,16 @@ def test_other_tools_words_for_a_number_format() -> None:
     config = engine_config(ModelFlags(dtype="bfloat16"), EngineFlags(kv_cache_dtype="fp32"))
     assert (config.dtype, config.kv_cache_dtype) == ("bf16", "float32")
     assert engine_config(ModelFlags(dtype="float"), EngineFlags()).dtype == "float32"
+
+
+def test_every_feature_has_a_switch() -> None:
+    """Flags that are given nothing leave every feature as `EngineConfig` has it; each can be turned."""
+    assert engine_config(ModelFlags(), EngineFlags()) == EngineConfig()
+    names = ("kv_cache", "paged", "prefix_caching", "continuous_batching", "chunked_prefill", "flash_attention")
+    for name in names:
+        assert engine_config(ModelFlags(), EngineFlags(**{name: False})) == replace(EngineConfig(), **{name: False})
+    eager = EngineFlags(enforce_eager=True, speculative="draft:m", num_speculative_tokens=3)
+    assert engine_config(ModelFlags(), eager) == replace(EngineConfig(), graphs=False, speculative="draft:m", num_speculative_tokens=3)
 
 
 def test_sizes_and_counts() -> None:
