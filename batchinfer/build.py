@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from batchinfer.attention.base import AttnSpec
     from batchinfer.core.admission import EngineLimits
     from batchinfer.core.memory import KVMemory
+    from batchinfer.core.step_cost import StepCost
     from batchinfer.engine import ControlPlane, Engine, EngineFacts
     from batchinfer.layers.lm_head import LmHead
     from batchinfer.model.decoder import Decoder
     from batchinfer.model.footprint import Footprint
     from batchinfer.ops.table import Choice
+    from batchinfer.runtime.calibration import Subject
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
 
@@ -92,6 +94,31 @@ def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
     from batchinfer.model.footprint import layer_shapes
 
     return [*layer_shapes(model), *((width, model.hidden_size) for width in sorted(set(slice_widths(model.vocab_size))))]
+
+
+def step_cost(config: EngineConfig, model: ModelHandle, again: bool = False) -> StepCost:
+    """What a step of this model costs on this machine: measured in a second or two at the first few calls, then remembered."""
+    from batchinfer.runtime import calibration
+
+    return calibration.step_cost(_subject(config, model), again)
+
+
+def try_step_cost(config: EngineConfig, model: ModelHandle) -> StepCost | None:
+    """What a step costs here, as it was measured earlier; None if it never was."""
+    from batchinfer.runtime import calibration
+
+    return calibration.try_step_cost(_subject(config, model))
+
+
+def _subject(config: EngineConfig, model: ModelHandle) -> Subject:
+    import torch
+
+    from batchinfer.runtime.calibration import Subject
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    target = compute_target(config, model)
+    return Subject(model.config, target, _attn_spec(model.config), kv_dtype_of(config, target), batch_sizes(config, target)["block_size"])
 
 
 def compute_target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:

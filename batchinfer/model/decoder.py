@@ -50,6 +50,10 @@ class Decoder:
                 x, residual = ops.add_rms_norm(out, residual, self.layers[index + 1].attn_norm, eps)
         return out, residual
 
+    def part(self, first: int, end: int) -> Decoder:
+        """A decoder of the layers from `first` up to `end`, on the same weights."""
+        return Decoder(self._embed, self.layers[first:end], self._norm, self._eps, self._rotary, self._ops)
+
     def final_norm(self, x: Product, residual: Tensor) -> Entry:
         """Hidden states [R, H] that the LM head reads."""
         return self._ops.add_rms_norm(x, residual, self._norm, self._eps)[0]
