@@ -39,7 +39,7 @@ from batchinfer.runtime.runner import EagerRunner
 from batchinfer.runtime.sampler import choose_sampler
 from batchinfer.version import __version__
 
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 2
 MEASUREMENTS = 3  # starts that measure; one alone may fall into a busy moment
 ROUNDS = 3  # in each of them: every point is timed in each round
 POINT_SECONDS = 0.008  # for a point in a round
@@ -50,9 +50,8 @@ FEW_LAYERS, MANY_TOKENS = 2, 128  # from so many tokens on reading the weights i
 TOKEN_COUNTS = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "cuda": (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096)}
 LOGIT_COUNTS = {"cpu": (1, 4, 16, 64, 256), "cuda": (1, 32, 256)}
 SPAN = 64  # tokens of a span from MANY_TOKENS on: such steps are prefill for the most part
-CONTEXT_ROWS = 16  # decoding rows, after CONTEXT tokens each
-CHUNK = 512  # tokens of a span, after CONTEXT others
-CONTEXT = 1024
+DECODING_ROWS, DECODED = 64, 384  # decoding rows, and the tokens before each
+CHUNK, CHUNKED = 512, 1024  # tokens of a long prompt's span, and those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +140,8 @@ class Points:
         return cls(
             few=Point(1, 1, 0, max(1, most // 2)),
             by_tokens=tuple(by_tokens(count) for count in TOKEN_COUNTS[device]),
-            decode=Point(CONTEXT_ROWS, 1, CONTEXT, most),
-            prefill=Point(1, CHUNK, CONTEXT, few),
+            decode=Point(DECODING_ROWS, 1, DECODED, most),
+            prefill=Point(1, CHUNK, CHUNKED, few),
             by_logits=LOGIT_COUNTS[device],
         )
 
@@ -228,14 +227,15 @@ def _device_clock(work: Callable[[], object]) -> float:
 def _processor_clock(work: Callable[[], object]) -> float:
     """Seconds that the work takes on an idle machine, also when this one is not.
 
-    The calling thread takes part in every parallel operation, with a fixed share, and does alone what is not parallel.
-    The time that it has a processor is therefore nearly the time of an undisturbed run, however long it waits for one.
-    With four busy processes on two cores, repeated measurements agree within 3 %, and differ by half by the clock.
+    The calling thread does alone what is not parallel, and takes part in what is; work items that are claimed one by
+    one may fall to the others meanwhile. The processor time that it has, or that each thread has on the average if
+    that is more, is nearly the time of an undisturbed run, however long they wait for a processor. With four busy
+    processes on two cores, repeated measurements agree within a few per cent; by the clock they differ by half.
     """
-    start, own = time.perf_counter(), time.thread_time()
+    start, own, every = time.perf_counter(), time.thread_time(), time.process_time()
     work()
-    own = time.thread_time() - own
-    return min(time.perf_counter() - start, WAITS * own)
+    own, every = time.thread_time() - own, time.process_time() - every
+    return min(time.perf_counter() - start, WAITS * max(own, every / torch.get_num_threads()))
 
 
 class _Bench:
@@ -252,6 +252,7 @@ class _Bench:
         self._table = SequenceTable(max(point.rows for point in batches), longest, -(-longest // size))
         blocks = 1 + max(point.rows * point.num_blocks(size) for point in batches)
         self._kv = KVCache(subject.spec, self._depth, blocks, size, KV_FORMATS[subject.kv_format], target.device)
+        self._blocks = 1 + np.random.default_rng(0).permutation(blocks - 1)
         for layer in self._kv.layers:  # numbers near 0.01 in every format; pages that were never written would all be the same one
             layer.k.fill_(0x3C)
             layer.v.fill_(0x3C)
@@ -275,10 +276,10 @@ class _Bench:
         return lambda: self._head.decide(hidden, batch)
 
     def _batch(self, point: Point) -> StepBatch:
-        """A batch of this shape; every row has blocks of its own."""
+        """A batch of this shape; every row has blocks of its own, here and there in the pool, as they lie in a run."""
         table, rows, width = self._table, point.rows, point.num_blocks(self._block_size)
         slots = np.arange(rows, dtype=np.int32)
-        table.block_table[:rows, :width] = 1 + np.arange(rows * width).reshape(rows, width)
+        table.block_table[:rows, :width] = self._blocks[: rows * width].reshape(rows, width)
         table.num_tokens[:rows] = point.context + point.queries
         start, count = np.full(rows, point.context, np.int32), np.full(rows, point.queries, np.int32)
         return self._builder.build(Plan(slots, start, count, np.ones(rows, bool)), Drafts())
