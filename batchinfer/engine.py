@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from batchinfer.core.accounting import StepTimes, count_step, shape_of
+from batchinfer.core.accounting import SpanRows, StepTimes, StepWork, count_step, shape_of
 from batchinfer.core.admission import EngineLimits, admissible, token_limit
 from batchinfer.core.drafts import DraftProposer
 from batchinfer.core.memory import KVMemory
-from batchinfer.core.plan import Plan, StepResult
+from batchinfer.core.plan import Drafts, Plan, StepResult
 from batchinfer.core.request import Request, Result, SamplingParams
 from batchinfer.core.scheduler import Scheduler
 from batchinfer.core.sequences import Sequence
@@ -84,10 +84,12 @@ class Engine:
         schedule = self.scheduler.schedule()  # 1 who, and how many tokens
         plan = self.memory.reserve(schedule)  # 2 prefix match, then blocks
         self.scheduler.settle(plan)
-        drafts = self.drafter.propose(plan)  # 3 guess ahead, within the reservation
+        drafts = Drafts.none(len(plan.slots))
+        who = SpanRows.of(self.memory.table, plan) if self.on_step is not ignore_step else None
         built = ran = perf_counter()
         fault: Fault | None = None
         try:
+            drafts = self.drafter.propose(plan)  # 3 guess ahead, within the reservation
             batch = self.batcher.build(plan, drafts)
             built = perf_counter()
             hidden = self.runner.forward(batch)  # 4 one ragged forward
@@ -99,11 +101,14 @@ class Engine:
             fault = Fault.of(error)
         if fault is not None:
             batch = hidden = None  # what the failed step holds must be free before it is tried again
+            drafts = Drafts.none(len(plan.slots))
             result = self._retry(plan, fault)
         sampled = perf_counter()
-        finished = self.retire(plan, result)  # 6 append, publish, release, report
+        self._learn(plan, drafts, result)
+        finished, emitted = self.retire(plan, result)  # 6 append, publish, release, report
+        work = StepWork(plan, drafts.counts, emitted)
         times = StepTimes(began, built, ran, sampled, perf_counter())
-        self._account(plan, times)
+        self._account(work, who, times)
         return finished
 
     def run(self, requests: Iterable[Request | Result | None]) -> Iterator[Result]:
@@ -133,27 +138,31 @@ class Engine:
         for _ in self.scheduler.queue.take():
             pass
 
-    def retire(self, plan: Plan, result: StepResult) -> list[Result]:
-        """The one place where rows change because of the model: append, stop, publish, release."""
+    def retire(self, plan: Plan, result: StepResult) -> tuple[list[Result], np.ndarray]:
+        """The one place where rows change because of the model: append, stop, publish, release.
+
+        Returns the rows that ended and how many tokens each span's row was given, int32 [S].
+        """
         if result.failures or result.postponed:
             return self._fail(plan, result)
         table = self.memory.table
-        table.num_computed[plan.slots] = plan.start + plan.num_tokens
         sampling = plan.slots[plan.samples]
-        table.append(sampling, result.token_ids)
+        added, verdict = self.stopper.append(sampling, result)
+        emitted = np.zeros(len(plan.slots), np.int32)
+        emitted[plan.samples] = added
+        table.num_computed[plan.slots] = plan.start + plan.num_tokens + np.maximum(emitted - 1, 0)
         self.memory.publish(plan)
-        verdict = self.stopper.check(sampling, result.token_ids)
+        self.stats.output_tokens += int(added.sum())
         ended = np.flatnonzero(verdict)
-        self.stats.output_tokens += len(sampling)
         if not len(ended):
-            return []
+            return [], emitted
         slots = sampling[ended]
         finished = [self._finish(int(slot), int(code)) for slot, code in zip(slots, verdict[ended], strict=True)]
         self.memory.release(slots)
-        return finished
+        return finished, emitted
 
     def _compute_part(self, part: Plan) -> StepResult:
-        batch = self.batcher.build(part, self.drafter.propose(part))
+        batch = self.batcher.build(part, Drafts.none(len(part.slots)))
         return self.head.decide(self.runner.forward(batch), batch)
 
     def _retry(self, plan: Plan, fault: Fault) -> StepResult:
@@ -165,7 +174,7 @@ class Engine:
             self.on_notice(f"a step failed ({fault.words}, {fault.place}); looking for the rows that cause it")
         return self._isolation.retry(plan, fault)
 
-    def _fail(self, plan: Plan, result: StepResult) -> list[Result]:
+    def _fail(self, plan: Plan, result: StepResult) -> tuple[list[Result], np.ndarray]:
         """End the rows that cannot go on, clear what they wrote, and retire the others that were computed."""
         failed = np.array(list(result.failures), np.int32)
         results = []
@@ -174,11 +183,14 @@ class Engine:
             assert seq is not None
             results.append(Result(seq.request.row, num_prompt_tokens=len(seq.request.prompt_ids), error=error))
         stay = ~np.isin(plan.slots, [*result.failures, *result.postponed])
-        tokens = result.token_ids[stay[plan.samples]]
+        rest = result.part(stay[plan.samples])
         if len(failed):
             self._clear(self.memory.discard(failed))
         self.stats.rows_finished += len(failed)
-        return results + self.retire(plan.part(stay), StepResult(tokens))
+        finished, added = self.retire(plan.part(stay), rest)
+        emitted = np.zeros(len(plan.slots), np.int32)
+        emitted[stay] = added
+        return results + finished, emitted
 
     def _finish(self, slot: int, code: int) -> Result:
         seq = self.memory.table.sequences[slot]
@@ -227,8 +239,20 @@ class Engine:
         except InputError as error:
             yield Result.failed(request.row, error, len(request.prompt_ids))
 
-    def _account(self, plan: Plan, times: StepTimes) -> None:
-        count_step(self.stats, plan, times)
+    def _learn(self, plan: Plan, drafts: Drafts, result: StepResult) -> None:
+        """Tell the proposer what became of its guesses."""
+        if not len(drafts.token_ids):
+            return
+        accepted = np.zeros(len(plan.slots), np.int32)
+        accepted[plan.samples] = result.counts - 1
+        self.drafter.learn(plan, drafts, accepted)
+        stats = self.stats
+        stats.drafted_spans += int(np.count_nonzero(drafts.counts))
+        stats.proposed_tokens += len(drafts.token_ids)
+        stats.accepted_tokens += int(accepted.sum())
+
+    def _account(self, work: StepWork, who: SpanRows | None, times: StepTimes) -> None:
+        count_step(self.stats, work, times)
         self.stats.waiting = self.scheduler.num_waiting
-        if self.on_step is not ignore_step:
-            self.on_step(shape_of(plan, times.total))
+        if who is not None:
+            self.on_step(shape_of(work, who, times.total))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +12,9 @@ from batchinfer.core.block_pool import BlockPool
 from batchinfer.core.drafts import NoDrafts
 from batchinfer.core.forecast import OutputForecast
 from batchinfer.core.memory import KVMemory
+from batchinfer.core.ngram import room_for_drafts
 from batchinfer.core.order import ArrivalQueue, GroupedQueue
-from batchinfer.core.plan import Plan, StepResult
+from batchinfer.core.plan import Drafts, Plan, StepResult
 from batchinfer.core.prefix_cache import NoPrefixCache, TriePrefixCache
 from batchinfer.core.request import Request, Result, SamplingParams
 from batchinfer.core.scheduler import Budget, ChunkedPrefill, Scheduler, WholePrompts
@@ -23,6 +25,17 @@ from batchinfer.engine import ControlPlane, Engine, EngineFacts
 from batchinfer.runtime.data_plane import DataPlane
 
 LETTERS = Vocabulary(token_bytes=[bytes([97 + i]) for i in range(26)] + [b"<eos>"], special_ids=frozenset({26}), eos_ids=(26,))
+
+
+@dataclass(frozen=True)
+class Span:
+    """One row's part of a step."""
+
+    slot: int
+    start: int
+    count: int
+    samples: int
+    drafts: list[int]
 
 
 class HistoryModel:
@@ -36,29 +49,73 @@ class HistoryModel:
         self._cells: dict[int, int] = {}
         self._budget = budget
 
-    def build(self, plan: Plan, drafts: object) -> Plan:
+    def build(self, plan: Plan, drafts: Drafts) -> list[Span]:
         if self._budget is not None:
-            assert int(plan.num_tokens.sum()) <= self._budget, "the step's token budget is exceeded"
-        return plan
+            assert int(plan.num_tokens.sum() + drafts.counts.sum()) <= self._budget, "the step's token budget is exceeded"
+        assert not drafts.counts[~plan.samples].any()
+        guesses = np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])
+        columns = (plan.slots, plan.start, plan.num_tokens, plan.samples)
+        return [Span(*map(int, span), guess.tolist()) for *span, guess in zip(*columns, guesses, strict=True)]
 
     def _cell(self, slot: int, position: int) -> int:
         block = int(self._table.block_table[slot, position // self._size])
         assert block > 0, "a token's KV would go to the null block"
         return block * self._size + position % self._size
 
-    def forward(self, plan: Plan) -> list[int]:
+    def forward(self, spans: list[Span]) -> list[tuple[list[int], list[int]]]:
+        """For each sampling span what the model says after its last token and after each draft, and the drafts."""
         out = []
-        for slot, start, count, samples in zip(plan.slots, plan.start, plan.num_tokens, plan.samples, strict=True):
-            for position in range(start, start + count):
-                before = self._cells[self._cell(slot, position - 1)] if position else 17
-                token = int(self._table.tokens[slot, position])
-                self._cells[self._cell(slot, position)] = hash((before, token, position)) % (2**61 - 1)
-            if samples:
-                out.append(self._cells[self._cell(slot, start + count - 1)])
+        for span in spans:
+            own = self._table.tokens[span.slot, span.start : span.start + span.count].tolist()
+            said = []
+            for position, token in enumerate([*own, *span.drafts], span.start):
+                before = self._cells[self._cell(span.slot, position - 1)] if position else 17
+                cell = hash((before, token, position)) % (2**61 - 1)
+                self._cells[self._cell(span.slot, position)] = cell
+                said.append(cell // 7 % self._num_tokens)
+            if span.samples:
+                out.append((said[span.count - 1 :], span.drafts))
         return out
 
-    def decide(self, hidden: list[int], plan: Plan) -> StepResult:
-        return StepResult(np.array([h // 7 % self._num_tokens for h in hidden], np.int32))
+    def decide(self, hidden: list[tuple[list[int], list[int]]], spans: list[Span]) -> StepResult:
+        tokens, counts = [], []
+        for said, drafts in hidden:
+            agreed = 0
+            while agreed < len(drafts) and said[agreed] == drafts[agreed]:
+                agreed += 1
+            tokens += said[: agreed + 1]
+            counts.append(agreed + 1)
+        return StepResult(np.array(tokens, np.int32), np.array(counts, np.int32))
+
+
+class Guesser:
+    """Proposes at random what the model will say, something else, or nothing: an oracle that knows the answers, and lies."""
+
+    def __init__(self, table: SequenceTable, block_size: int, budget: int, answers: dict[int, list[int]], most: int = 6) -> None:
+        self._table, self._size, self._budget, self._answers, self._most = table, block_size, budget, answers, most
+        self._rng = random.Random(7)
+        self.accepted = self.proposed = 0
+
+    def propose(self, plan: Plan) -> Drafts:
+        left = self._budget - int(plan.num_tokens.sum())
+        counts, tokens = np.zeros(len(plan.slots), np.int32), []
+        for index, slot in enumerate(plan.slots.tolist()):
+            if not plan.samples[index]:
+                continue
+            room = int(room_for_drafts(self._table, plan.slots[index : index + 1], self._size)[0])
+            said = int(self._table.num_tokens[slot] - self._table.num_prompt[slot])
+            true = self._answers.get(int(self._table.row[slot]), [])[said:]
+            count = max(0, min(self._rng.randrange(self._most + 1), room, left))
+            guess = [true[i] if i < len(true) and self._rng.random() < 0.8 else self._rng.randrange(26) for i in range(count)]
+            counts[index] = count
+            left -= count
+            tokens += guess
+        return Drafts(counts, np.array(tokens, np.int32))
+
+    def learn(self, plan: Plan, drafts: Drafts, accepted: np.ndarray) -> None:
+        assert (accepted <= drafts.counts).all()
+        self.accepted += int(accepted.sum())
+        self.proposed += int(drafts.counts.sum())
 
 
 class Optimist(OutputForecast):
@@ -83,6 +140,7 @@ class Setup:
     optimistic: bool = False  # expect rows to end at once: admits too many, and preempts
     vocabulary: Vocabulary = field(default=LETTERS, hash=False, compare=False)
     num_tokens: int = 26  # ids the model may answer with; 27 lets it say EOS
+    lookahead: int = 0  # tokens of drafts to make room for
 
 
 def make_engine(setup: Setup) -> Engine:
@@ -94,6 +152,7 @@ def make_engine(setup: Setup) -> Engine:
     prefix = TriePrefixCache(pool, setup.block_size) if setup.prefix else NoPrefixCache()
     stopper = StopChecker(table, setup.vocabulary)
     memory = KVMemory(table, pool, prefix, setup.block_size, 0, (stopper,))
+    memory.lookahead = setup.lookahead
     scheduler = Scheduler(
         memory,
         GroupedQueue() if setup.grouped else ArrivalQueue(),

@@ -1,25 +1,35 @@
-"""Guessing tokens ahead of the model, to verify several in one forward pass."""
+"""Guessing tokens ahead of the model, to verify several in one forward pass.
+
+A guess is accepted while it equals what the model samples at its place with the noise of that place, so drafts change
+how many steps a row takes and never its tokens (Leviathan et al. 2023, "Fast Inference from Transformers via
+Speculative Decoding", for guesses that are single tokens).
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from batchinfer.core.plan import Drafts, Plan
 
 
 class DraftProposer(Protocol):
-    """Proposes tokens for the spans of a plan."""
+    """Proposes tokens for the spans of a plan, no more than their blocks have room for, and learns what became of them."""
 
     def propose(self, plan: Plan) -> Drafts:
         """Guesses for this step."""
+
+    def learn(self, plan: Plan, drafts: Drafts, accepted: np.ndarray) -> None:
+        """Of each span's drafts the model agreed with the first `accepted`, int32 [S]; called when there were any."""
 
 
 class NoDrafts:
     """Never guesses: one token per row and step."""
 
-    def __init__(self) -> None:
-        self._none = Drafts()
-
     def propose(self, plan: Plan) -> Drafts:
         """No guesses."""
-        return self._none
+        return Drafts.none(len(plan.slots))
+
+    def learn(self, plan: Plan, drafts: Drafts, accepted: np.ndarray) -> None:
+        """Nothing to learn."""

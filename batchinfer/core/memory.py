@@ -42,6 +42,7 @@ class KVMemory:
         self.block_size = block_size
         self._job_seed = job_seed
         self._listeners = listeners
+        self.lookahead = 0  # tokens of drafts to make room for; set once, when the engine is built
         self.stats = RunStats(blocks_total=pool.num_blocks - 1)
 
     def reserve(self, schedule: Schedule) -> Plan:
@@ -51,7 +52,7 @@ class KVMemory:
         if not granted.all():
             slots, grants = slots[granted], grants[granted]
         start = self.table.num_computed[slots]
-        needed = self._blocks_for(start + grants) - self.table.num_blocks[slots]
+        needed = np.maximum(self._blocks_for(start + grants) - self.table.num_blocks[slots], 0)  # a row may have more than it needs now
         preempted: list[Sequence] = []
         if int(needed.sum()) <= self.pool.num_free:
             self._grow(slots, needed)
@@ -70,7 +71,8 @@ class KVMemory:
             grants = np.concatenate((grants, np.minimum(caps, self.table.num_tokens[new] - new_start)))
         samples = start + grants == self.table.num_tokens[slots]
         self._count_use()
-        return Plan(slots, start, grants, samples, preempted, deferred)
+        self._look_ahead(slots[samples])
+        return Plan(slots, start, grants, samples, len(joined), preempted, deferred)
 
     def publish(self, plan: Plan) -> None:
         """Offer the prompt blocks that this step filled to later rows.
@@ -80,7 +82,7 @@ class KVMemory:
         """
         slots = plan.slots
         table = self.table
-        full = np.minimum(table.num_computed[slots], table.num_prompt[slots]) // self.block_size
+        full = np.minimum(table.num_filled[slots], table.num_prompt[slots]) // self.block_size
         fresh = full > table.published[slots]
         for slot, num_full in zip(slots[fresh].tolist(), full[fresh].tolist(), strict=True):
             self._publish(slot, num_full)
@@ -153,6 +155,16 @@ class KVMemory:
             table.block_table[np.repeat(who, count), np.repeat(at, count) + offset] = ids
         table.num_blocks[who] = at + count
 
+    def _look_ahead(self, slots: np.ndarray) -> None:
+        """Give sampling sequences room for drafts, where that takes nothing from anybody: drafts are cut to the room there is."""
+        if not self.lookahead:
+            return
+        table = self.table
+        ends = np.minimum(table.num_tokens[slots] + self.lookahead, table.limit[slots])
+        needed = np.maximum(self._blocks_for(ends) - table.num_blocks[slots], 0)
+        if int(needed.sum()) <= self.pool.num_free // 2:
+            self._grow(slots, needed)
+
     def _grow_by_preemption(self, slots: np.ndarray, needed: np.ndarray, order: np.ndarray, preempted: list[Sequence]) -> np.ndarray:
         """Serve sequences in order; when the pool is short, the last admitted without a span gives way.
 
@@ -166,7 +178,7 @@ class KVMemory:
         for index, slot in enumerate(slots.tolist()):
             if slot in gone:
                 continue
-            count = max(0, int(needed[index]))
+            count = int(needed[index])
             while count > self.pool.num_free and victims:
                 victim = victims[-1]
                 if victim == slot or victim in served:
@@ -185,7 +197,7 @@ class KVMemory:
         table = self.table
         seq = table.sequences[slot]
         assert seq is not None
-        self._publish(slot, int(table.num_computed[slot]) // self.block_size)
+        self._publish(slot, int(min(table.num_filled[slot], table.num_computed[slot])) // self.block_size)
         seq.output_ids = table.output_of(slot)
         seq.num_preemptions += 1
         self.stats.preemptions += 1

@@ -50,6 +50,7 @@ class SequenceTable:
         self.block_table = np.zeros((num_slots, max_blocks), np.int32)
         self.num_tokens = np.zeros(num_slots, np.int32)
         self.num_computed = np.zeros(num_slots, np.int32)
+        self.num_filled = self.num_computed  # leading tokens whose KV every model of the engine has: a draft model has its own column
         self.num_prompt = np.zeros(num_slots, np.int32)
         self.num_blocks = np.zeros(num_slots, np.int32)
         self.published = np.zeros(num_slots, np.int32)  # leading blocks offered to the prefix cache
@@ -63,6 +64,7 @@ class SequenceTable:
         self.min_p = np.zeros(num_slots, np.float32)
         self.top_k = np.zeros(num_slots, np.int32)
         self.seed = np.zeros(num_slots, np.uint64)
+        self.row = np.zeros(num_slots, np.int64)  # `Request.row`
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._running = np.zeros(num_slots, np.int32)
         self._num_running = 0
@@ -98,6 +100,7 @@ class SequenceTable:
         self.min_p[slot] = params.min_p
         self.top_k[slot] = params.top_k
         self.seed[slot] = seed
+        self.row[slot] = request.row
         self.sequences[slot] = seq
         self._running[self._num_running] = slot
         self._num_running += 1

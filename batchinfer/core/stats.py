@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+
+def _nobody() -> np.ndarray:
+    return np.empty(0, np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What one step computed, as the physical limit needs it (performance is judged against these counts)."""
+    """What one step computed, as the physical limit needs it (performance is judged against these counts).
 
-    num_decode: int  # sequences that computed exactly one token
+    Drafts count where the model agreed: what it did not agree with was no work that had to be done.
+    """
+
+    num_decode: int  # tokens of sequences whose span was one token, and the drafts accepted after it
     num_prefill: int  # tokens of all longer spans
     num_logits: int  # rows that went through the LM head
     decode_context: int  # sum over decoding sequences of the tokens attended to
     prefill_attention: float  # sum over longer spans of q * (context before + q / 2)
     seconds: float  # wall time of the whole step
+    rows: np.ndarray = field(default_factory=_nobody)  # int64 [S], `Request.row` of each span
+    admitted: np.ndarray = field(default_factory=_nobody)  # bool [S], the row entered for the first time in this step
+    emitted: np.ndarray = field(default_factory=_nobody)  # int32 [S], tokens appended to the row
+    first: np.ndarray = field(default_factory=_nobody)  # bool [S], the row's first output token is among them
 
 
 def ignore_step(shape: StepShape) -> None:
@@ -43,6 +56,9 @@ class RunStats:
     computed_tokens: int = 0  # token positions that went through the model
     recomputed_tokens: int = 0  # computed again after a preemption
     output_tokens: int = 0
+    drafted_spans: int = 0  # spans with guessed tokens behind them
+    proposed_tokens: int = 0  # guessed tokens that were verified
+    accepted_tokens: int = 0  # of those, the ones that the model agreed with: each saved its row a step
     preemptions: int = 0
     running: int = 0
     waiting: int = 0

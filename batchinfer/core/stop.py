@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from batchinfer.core.plan import StepResult
 from batchinfer.core.request import FinishReason, SamplingParams
 from batchinfer.core.sequences import Sequence, SequenceTable
 from batchinfer.core.vocabulary import Vocabulary
@@ -108,6 +109,18 @@ class StopChecker:
                 del self._watchers[watcher.spec]
                 self._by_index[watcher.index] = None
             self._table.watch[slot] = 0
+
+    def append(self, slots: np.ndarray, result: StepResult) -> tuple[np.ndarray, np.ndarray]:
+        """Append each sampling slot's tokens until its row ends; (tokens appended int32 [R], verdicts int8 [R])."""
+        emitted, verdicts = np.zeros(len(slots), np.int32), np.zeros(len(slots), np.int8)
+        for index, token_ids in result.waves():
+            if emitted.any():  # accepted drafts: their row may have ended with the token before
+                goes_on = verdicts[index] == GOES_ON
+                index, token_ids = index[goes_on], token_ids[goes_on]
+            self._table.append(slots[index], token_ids)
+            verdicts[index] = self.check(slots[index], token_ids)
+            emitted[index] += 1
+        return emitted, verdicts
 
     def check(self, slots: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """Verdict per slot after its token was appended, int8 [R]: goes on, stop or length."""

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from batchinfer.core.stats import RunStats
 from batchinfer.job import JobReport
 from batchinfer.machine import Machine, read_machine, read_versions
 from batchinfer.reports.limit import LimitMeter, LimitReport, gap_reasons
@@ -61,6 +62,7 @@ class RunSummary:
             "host_ms_per_step": round(host_ms_per_step(report), 4),
             "preemptions": report.stats.preemptions,
             "prefix_hit_rate": round(report.stats.prefix_hit_rate, 4),
+            "speculation": speculation(report.stats),
             "finish_reasons": dict(report.finish_reasons),
             "error_codes": dict(report.error_codes),
             "peak_rss_mb": report.peak_rss_mb,
@@ -73,6 +75,17 @@ class RunSummary:
             "versions": self.versions,
             "machine": self.machine.as_dict(),
         }
+
+
+def speculation(stats: RunStats) -> dict[str, Any]:
+    """What drafts came to. Each accepted token saved its row one step."""
+    return {
+        "proposed_tokens": stats.proposed_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "acceptance_rate": round(stats.accepted_tokens / stats.proposed_tokens, 4) if stats.proposed_tokens else None,
+        "mean_accepted_length": round(stats.accepted_tokens / stats.drafted_spans, 3) if stats.drafted_spans else None,
+        "row_steps_saved": stats.accepted_tokens,
+    }
 
 
 def stage_seconds(report: JobReport) -> dict[str, float]:
@@ -165,6 +178,15 @@ def _work_lines(summary: RunSummary) -> list[tuple[str, str]]:
     lines.append(("prompt tokens", f"{report.prompt_tokens:,}{cached}"))
     lines.append(("output tokens", f"{report.output_tokens:,}"))
     stats = report.stats
+    if stats.proposed_tokens:
+        rate, mean = stats.accepted_tokens / stats.proposed_tokens, stats.accepted_tokens / stats.drafted_spans
+        lines.append(
+            (
+                "speculation",
+                f"{stats.accepted_tokens:,} of {stats.proposed_tokens:,} guessed tokens accepted ({rate:.0%}), {mean:.1f} a guess: "
+                "each saved its row a step",
+            )
+        )
     peak = f"{stats.peak_blocks_used / stats.blocks_total:.0%} of the KV pool" if stats.blocks_total else ""
     lines.append(("at most", f"{plural(stats.peak_running, 'row')} at once, {peak}; {plural(stats.preemptions, 'preemption')}"))
     return lines

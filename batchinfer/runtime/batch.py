@@ -15,13 +15,16 @@ from batchinfer.core.sequences import SequenceTable
 
 @dataclass(slots=True)
 class StepBatch:
-    """What the model and the head need of one step."""
+    """What the model and the head need of one step. A span that samples has a logit row for every token that it may get."""
 
     input_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     attn: AttnInputs
     logit_rows: Tensor  # int64 [R], rows of the batch whose next token is sampled
     sampling_slots: np.ndarray  # int32 [R]
+    fill_positions: np.ndarray  # int32 [R], place in the sequence that each sampled token would take
+    num_drafts: np.ndarray  # int32, of each sampling span: its logit rows less one
+    draft_ids: np.ndarray  # int32, the drafts of all spans
 
 
 class RaggedBatchBuilder:
@@ -33,9 +36,12 @@ class RaggedBatchBuilder:
         self._device = device
 
     def build(self, plan: Plan, drafts: Drafts) -> StepBatch:
-        """One row per token of every span, spans in the plan's order."""
+        """One row per token of every span and of its drafts, spans in the plan's order."""
         table, size = self._table, self._block_size
         counts = plan.num_tokens
+        if len(drafts.token_ids):
+            self._write(plan, drafts)
+            counts = counts + drafts.counts
         starts = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=starts[1:])
         if len(counts) == starts[-1]:  # one token each
@@ -54,12 +60,39 @@ class RaggedBatchBuilder:
             write_block=blocks,
             write_offset=positions % size,
         )
-        last_rows = starts[1:][plan.samples] - 1
-        return StepBatch(self._to_device(input_ids), self._to_device(positions), attn, self._to_device(last_rows), plan.slots[plan.samples])
+        rows = _sampled_rows(starts[1:][plan.samples], drafts.counts[plan.samples])
+        return StepBatch(
+            input_ids=self._to_device(input_ids),
+            positions=self._to_device(positions),
+            attn=attn,
+            logit_rows=self._to_device(rows),
+            sampling_slots=slots[rows],
+            fill_positions=(positions[rows] + 1).astype(np.int32),
+            num_drafts=drafts.counts[plan.samples],
+            draft_ids=drafts.token_ids,
+        )
+
+    def _write(self, plan: Plan, drafts: Drafts) -> None:
+        """Put drafts behind their rows' tokens, where those would come; `num_tokens` does not count them."""
+        counts = drafts.counts
+        ends = np.cumsum(counts)
+        at = (plan.start + plan.num_tokens)[counts > 0]
+        offset = np.arange(len(drafts.token_ids)) - np.repeat((ends - counts)[counts > 0], counts[counts > 0])
+        self._table.tokens[np.repeat(plan.slots, counts), np.repeat(at, counts[counts > 0]) + offset] = drafts.token_ids
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+
+
+def _sampled_rows(ends: np.ndarray, drafts: np.ndarray) -> np.ndarray:
+    """The last token of each span and its drafts: int64 rows of the batch. `ends`: the row after each span's last draft."""
+    if not drafts.any():
+        return ends - 1
+    counts = drafts + 1
+    first = np.cumsum(counts) - counts
+    rows: np.ndarray = np.repeat(ends - counts - first, counts) + np.arange(int(counts.sum()))
+    return rows
 
 
 def _take(matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -8,9 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from batchinfer.core.plan import StepResult
+from batchinfer.core.request import RowError
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.runtime.batch import StepBatch
+from batchinfer.runtime.verify import accept
+
+NEVER = RowError("engine_error", "a fake model cannot fail")
 
 
 class FakeRunner:
@@ -32,7 +36,6 @@ class FakeHead:
         self._next[ordinary] = np.roll(ordinary, 1)
 
     def decide(self, hidden: None, batch: StepBatch) -> StepResult:
-        """One token per sampling row."""
-        table, slots = self._table, batch.sampling_slots
-        last = table.tokens[slots, table.num_tokens[slots] - 1]
-        return StepResult(self._next.take(last))
+        """The tokens of each sampling span."""
+        last = self._table.tokens[batch.sampling_slots, batch.fill_positions - 1]
+        return accept(self._next.take(last), np.ones(len(last), bool), batch, NEVER)

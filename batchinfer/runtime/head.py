@@ -13,11 +13,12 @@ from batchinfer.core.request import RowError, SamplingParams
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.layers.lm_head import LmHead
-from batchinfer.ops.draw import Drawn, Sampler, SamplingColumns, max_kept
+from batchinfer.ops.draw import Draw, Drawn, Sampler, SamplingColumns, max_kept
 from batchinfer.ops.rows import Entry, QuantRows
 from batchinfer.runtime.batch import StepBatch
 from batchinfer.runtime.logits import Ban, LogitEdit, NoEdit
 from batchinfer.runtime.sampler import gather_columns
+from batchinfer.runtime.verify import accept
 
 MOST_ROWS = 256  # in one pass over the vocabulary: more make no product faster
 NOT_FINITE = RowError("non_finite_logits", "the model's logits for this row are NaN or infinite; try --dtype float32")
@@ -44,25 +45,25 @@ class GenerateHead:
 
     @torch.inference_mode()
     def decide(self, hidden: Entry, batch: StepBatch) -> StepResult:
-        """hidden [R, H] -> one token per row, int32 [R] on the host."""
-        slots = batch.sampling_slots
-        columns = gather_columns(self._table, slots, self._vocab_size)
+        """hidden [R, H] -> each sampling span's tokens, on the host."""
+        slots, places = batch.sampling_slots, batch.fill_positions
+        columns = gather_columns(self._table, slots, places, self._vocab_size)
         token_ids, sound = np.zeros(len(slots), np.int32), np.ones(len(slots), bool)
         for part in _parts(columns, self._vocab_size):
-            drawn = self._draw(_rows(hidden, part), slots[part], columns.part(part))
+            draw, edit = self._sampler.begin(columns.part(part)), self._edit(slots[part], places[part])
+            drawn = self._draw(_rows(hidden, part), draw, edit)
             token_ids[part], sound[part] = drawn.token_ids, drawn.sound
-        return StepResult(token_ids, {int(slot): NOT_FINITE for slot in slots[~sound]})
+        return accept(token_ids, sound, batch, NOT_FINITE)
 
-    def _draw(self, hidden: Entry, slots: np.ndarray, columns: SamplingColumns) -> Drawn:
-        draw, edit = self._sampler.begin(columns), self._edit(slots)
+    def _draw(self, hidden: Entry, draw: Draw, edit: LogitEdit) -> Drawn:
         for first_id, logits in self.lm_head.slices(hidden, self._vocab_size):
             draw.take(first_id, edit.apply(first_id, logits))
         return draw.finish()
 
-    def _edit(self, slots: np.ndarray) -> LogitEdit:
-        """Ban EOS and stop ids where `min_tokens` is not reached."""
+    def _edit(self, slots: np.ndarray, places: np.ndarray) -> LogitEdit:
+        """Ban EOS and stop ids where `min_tokens` is not reached at the place to fill."""
         table = self._table
-        early = np.flatnonzero(table.num_tokens[slots] < table.min_end[slots])
+        early = np.flatnonzero(places < table.min_end[slots])
         if not len(early):
             return NoEdit()
         banned = []

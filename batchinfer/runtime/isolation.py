@@ -89,7 +89,7 @@ class Isolation:
                     failures.update(result.failures)
         self._judge(len(failures) == len(plan.slots), len(failures), fault)
         sampling = plan.slots[plan.samples].tolist()
-        return StepResult(np.array([tokens.get(slot, 0) for slot in sampling], np.int32), failures, tuple(postponed))
+        return StepResult.single(np.array([tokens.get(slot, 0) for slot in sampling], np.int32), failures, tuple(postponed))
 
     def _try(self, part: Plan) -> StepResult | Fault:
         try:

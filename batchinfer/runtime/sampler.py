@@ -32,15 +32,15 @@ def choose_sampler(target: ComputeTarget, vocab_size: int) -> tuple[Sampler, Cho
     return NativeSampler(native.library, vocab_size), Choice("sampling", "native", native.reason)
 
 
-def gather_columns(table: SequenceTable, slots: np.ndarray, vocab_size: int) -> SamplingColumns:
-    """Columns of the slots, with the noise keys of the position each is about to fill."""
+def gather_columns(table: SequenceTable, slots: np.ndarray, places: np.ndarray, vocab_size: int) -> SamplingColumns:
+    """Columns of the slots int32 [R], with the noise keys of the positions that they are about to fill, int32 [R]."""
     top_k = table.top_k[slots]
     return SamplingColumns(
         temperature=table.temperature[slots],
         top_k=np.where((top_k <= 0) | (top_k > vocab_size), np.int32(vocab_size), top_k),
         top_p=table.top_p[slots],
         min_p=table.min_p[slots],
-        keys=row_keys(table.seed[slots], table.num_tokens[slots]),
+        keys=row_keys(table.seed[slots], places),
     )
 
 

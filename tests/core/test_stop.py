@@ -7,11 +7,12 @@ import random
 import numpy as np
 import pytest
 
+from batchinfer.core.plan import StepResult
 from batchinfer.core.request import FinishReason, Request, Result, SamplingParams
 from batchinfer.core.stop import TokenSpellings
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.errors import InputError
-from tests.fakes import Setup, make_engine, run_checked
+from tests.fakes import Setup, Span, make_engine, run_checked
 
 WORDS = [b"The", b" capital", b" of", b" France", b" is", b" Paris", b".", b"<eos>", b"\xf0\x9f", b"\x98\x80", b" "]
 SPOKEN = Vocabulary(token_bytes=WORDS, special_ids=frozenset({7}), eos_ids=(7,))
@@ -23,13 +24,11 @@ class Script:
     def __init__(self, table: object, says: list[int]) -> None:
         self._table, self._says = table, says
 
-    def decide(self, hidden: object, plan: object) -> object:
-        from batchinfer.core.plan import StepResult
-
+    def decide(self, hidden: object, spans: list[Span]) -> StepResult:
         t = self._table
-        slots = plan.slots[plan.samples]  # type: ignore[attr-defined]
+        slots = [span.slot for span in spans if span.samples]
         said = t.num_tokens[slots] - t.num_prompt[slots]  # type: ignore[attr-defined]
-        return StepResult(np.array([self._says[int(i)] for i in said], np.int32))
+        return StepResult.single(np.array([self._says[int(i)] for i in said], np.int32))
 
 
 def answer(says: list[int], **params: object) -> Result:

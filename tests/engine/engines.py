@@ -53,10 +53,10 @@ class RecordingHead:
 
     def decide(self, hidden: torch.Tensor, batch: Any) -> Any:
         logits = self._inner.lm_head.logits(hidden)  # type: ignore[attr-defined]
-        for slot, row in zip(batch.sampling_slots.tolist(), logits, strict=True):
+        for slot, place, row in zip(batch.sampling_slots.tolist(), batch.fill_positions.tolist(), logits, strict=True):
             seq = self._table.sequences[slot]
             assert seq is not None
-            self.logits[seq.request.row, int(self._table.num_tokens[slot])] = row
+            self.logits[seq.request.row, place] = row
         return self._inner.decide(hidden, batch)
 
 

@@ -101,7 +101,9 @@ class World:
     slots: np.ndarray
 
     def decide(self, hidden: Entry, slots: np.ndarray | None = None) -> StepResult:
-        batch: Any = SimpleNamespace(sampling_slots=self.slots if slots is None else slots)
+        who = self.slots if slots is None else slots
+        nobody = np.zeros(len(who), np.int32)
+        batch: Any = SimpleNamespace(sampling_slots=who, fill_positions=self.table.num_tokens[who], num_drafts=nobody, draft_ids=nobody[:0])
         return self.head.decide(hidden, batch)
 
 

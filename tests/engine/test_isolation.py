@@ -13,7 +13,7 @@ import torch
 from batchinfer.core.request import Request, Result, SamplingParams
 from batchinfer.errors import EngineFault
 from tests.engine.engines import build, ids, open_tiny, run_all
-from tests.fakes import Setup, make_engine, request, run_checked
+from tests.fakes import Setup, Span, make_engine, request, run_checked
 from tests.oracle.tiny_models import write_tiny
 
 POISON = 25  # the letter z
@@ -23,11 +23,10 @@ def poisoned(model: Any, error: Exception) -> None:
     """Make the fake model's forward pass fail whenever a batch holds the poison token."""
     inner, table = model.forward, model._table
 
-    def forward(plan: Any) -> Any:
-        for slot, start, count in zip(plan.slots, plan.start, plan.num_tokens, strict=True):
-            if POISON in table.tokens[slot, start : start + count]:
-                raise error
-        return inner(plan)
+    def forward(spans: list[Span]) -> Any:
+        if any(POISON in table.tokens[span.slot, span.start : span.start + span.count] for span in spans):
+            raise error
+        return inner(spans)
 
     model.forward = forward
 
@@ -61,7 +60,7 @@ def test_the_culprits_fail_and_the_others_are_untouched(error: Exception, prefix
 def test_a_fault_of_the_engine_ends_the_job_instead_of_failing_every_row() -> None:
     engine = make_engine(Setup(max_num_seqs=16, budget=400))
 
-    def broken(plan: Any) -> Any:
+    def broken(plan: list[Span]) -> Any:
         raise RuntimeError("the device is gone")
 
     engine.runner.forward = broken  # type: ignore[method-assign]
@@ -79,10 +78,10 @@ def test_one_row_that_is_too_much_at_once_is_computed_in_smaller_pieces() -> Non
     inner = engine.runner.forward
     widest: list[int] = []
 
-    def forward(plan: Any) -> Any:
-        if int(plan.num_tokens.max()) > 20:
+    def forward(plan: list[Span]) -> Any:
+        if max(span.count for span in plan) > 20:
             raise MemoryError("can't allocate memory")
-        widest.append(len(plan.slots))
+        widest.append(len(plan))
         return inner(plan)
 
     engine.runner.forward = forward  # type: ignore[method-assign]
@@ -100,10 +99,10 @@ def test_a_failed_step_is_let_go_before_it_is_tried_again() -> None:
     class Activations(list[int]):
         pass
 
-    def forward(plan: Any) -> Any:
+    def forward(plan: list[Span]) -> Any:
         alive.extend(ref() is not None for ref in held)
         activations = Activations(inner(plan))
-        if len(plan.slots) > 1:
+        if len(plan) > 1:
             held.append(weakref.ref(activations))
             raise MemoryError("out of memory")
         return activations
@@ -121,8 +120,8 @@ def test_memory_that_runs_out_shrinks_the_batch_and_nobody_fails() -> None:
     inner = engine.runner.forward
     sizes: list[int] = []
 
-    def forward(plan: Any) -> Any:
-        sizes.append(int(plan.num_tokens.sum()))
+    def forward(plan: list[Span]) -> Any:
+        sizes.append(sum(span.count for span in plan))
         if sizes[-1] > 24:
             raise MemoryError("can't allocate memory")
         return inner(plan)
