@@ -36,6 +36,11 @@ class StepWork:
     emitted: np.ndarray  # int32 [S], tokens appended to each span's row
 
     @property
+    def drafted(self) -> bool:
+        """Whether any span carried drafts."""
+        return bool(self.num_drafts.any())
+
+    @property
     def num_tokens(self) -> int:
         """Positions that went through the model, drafts included."""
         return int(self.plan.num_tokens.sum() + self.num_drafts.sum())
@@ -46,24 +51,25 @@ class SpanRows:
     """Whose spans a step computes; read before the step ends, while its rows still have their slots."""
 
     rows: np.ndarray  # int64 [S]
+    num_prompt: np.ndarray  # int32 [S]
     admitted: np.ndarray  # bool [S]
-    untold: np.ndarray  # bool [S], no output token yet
 
     @classmethod
     def of(cls, table: SequenceTable, plan: Plan) -> SpanRows:
         """The rows of a plan's spans."""
         slots = plan.slots
         admitted = np.zeros(len(slots), bool)
-        for index in range(len(slots) - plan.num_joined, len(slots)):
-            seq = table.sequences[slots[index]]
-            admitted[index] = seq is not None and not seq.num_preemptions
-        return cls(table.row[slots], admitted, table.num_tokens[slots] == table.num_prompt[slots])
+        if plan.num_joined:
+            joined = [table.sequences[slot] for slot in slots[-plan.num_joined :].tolist()]
+            admitted[-plan.num_joined :] = [seq is not None and not seq.num_preemptions for seq in joined]
+        return cls(table.row[slots], table.num_prompt[slots], admitted)
 
 
 def count_step(stats: RunStats, work: StepWork, times: StepTimes) -> None:
     """Add a step's tokens and seconds; the forward pass is split between prefill and decode by tokens."""
     total, single = work.num_tokens, work.plan.num_tokens == 1
-    decode_share = (int(np.count_nonzero(single)) + int(work.num_drafts[single].sum())) / total if total else 0.0
+    decoded = int(np.count_nonzero(single)) + int(work.num_drafts[single].sum() if work.drafted else 0)
+    decode_share = decoded / total if total else 0.0
     forward = times.ran - times.built
     stats.steps += 1
     stats.computed_tokens += total
@@ -76,19 +82,25 @@ def count_step(stats: RunStats, work: StepWork, times: StepTimes) -> None:
 
 def shape_of(work: StepWork, who: SpanRows, seconds: float) -> StepShape:
     """The step's counts as the physical limit needs them, and whose they are."""
-    plan = work.plan
+    plan, emitted = work.plan, work.emitted
     decoding = plan.num_tokens == 1
-    long = ~decoding
-    queries, before = plan.num_tokens[long].astype(np.float64), plan.start[long]
+    num_decode, num_logits = int(np.count_nonzero(decoding)), int(np.count_nonzero(plan.samples))
+    if work.drafted:
+        more = np.maximum(emitted - 1, 0)
+        num_decode, num_logits = num_decode + int(more[decoding].sum()), num_logits + int(more.sum())
+    queries = before = np.empty(0)
+    if not decoding.all():
+        long = ~decoding
+        queries, before = plan.num_tokens[long].astype(np.float64), plan.start[long]
     return StepShape(
-        num_decode=int(np.maximum(work.emitted[decoding], 1).sum()),
-        num_prefill=int(plan.num_tokens[long].sum()),
-        num_logits=int(np.maximum(work.emitted, plan.samples).sum()),
-        decode_context=int((plan.start[decoding] + 1).sum()),
+        num_decode=num_decode,
+        num_prefill=int(queries.sum()),
+        num_logits=num_logits,
+        decode_context=int(plan.start[decoding].sum()) + int(np.count_nonzero(decoding)),
         prefill_attention=float((queries * (before + queries / 2)).sum()),
         seconds=seconds,
         rows=who.rows,
         admitted=who.admitted,
-        emitted=work.emitted,
-        first=who.untold & (work.emitted > 0),
+        emitted=emitted,
+        first=(plan.start + plan.num_tokens == who.num_prompt) & (emitted > 0),
     )

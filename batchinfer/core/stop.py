@@ -112,11 +112,13 @@ class StopChecker:
 
     def append(self, slots: np.ndarray, result: StepResult) -> tuple[np.ndarray, np.ndarray]:
         """Append each sampling slot's tokens until its row ends; (tokens appended int32 [R], verdicts int8 [R])."""
+        if len(result.token_ids) == len(slots):  # one each: the steady case
+            self._table.append(slots, result.token_ids)
+            return result.counts, self.check(slots, result.token_ids)
         emitted, verdicts = np.zeros(len(slots), np.int32), np.zeros(len(slots), np.int8)
         for index, token_ids in result.waves():
-            if emitted.any():  # accepted drafts: their row may have ended with the token before
-                goes_on = verdicts[index] == GOES_ON
-                index, token_ids = index[goes_on], token_ids[goes_on]
+            goes_on = verdicts[index] == GOES_ON  # a row may have ended with the token before
+            index, token_ids = index[goes_on], token_ids[goes_on]
             self._table.append(slots[index], token_ids)
             verdicts[index] = self.check(slots[index], token_ids)
             emitted[index] += 1

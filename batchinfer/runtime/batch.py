@@ -22,7 +22,7 @@ class StepBatch:
     attn: AttnInputs
     logit_rows: Tensor  # int64 [R], rows of the batch whose next token is sampled
     sampling_slots: np.ndarray  # int32 [R]
-    fill_positions: np.ndarray  # int32 [R], place in the sequence that each sampled token would take
+    fill_positions: np.ndarray  # int64 [R], place in the sequence that each sampled token would take
     num_drafts: np.ndarray  # int32, of each sampling span: its logit rows less one
     draft_ids: np.ndarray  # int32, the drafts of all spans
 
@@ -60,15 +60,16 @@ class RaggedBatchBuilder:
             write_block=blocks,
             write_offset=positions % size,
         )
-        rows = _sampled_rows(starts[1:][plan.samples], drafts.counts[plan.samples])
+        num_drafts = drafts.counts[plan.samples]
+        rows = _sampled_rows(starts[1:][plan.samples], num_drafts)
         return StepBatch(
             input_ids=self._to_device(input_ids),
             positions=self._to_device(positions),
             attn=attn,
             logit_rows=self._to_device(rows),
             sampling_slots=slots[rows],
-            fill_positions=(positions[rows] + 1).astype(np.int32),
-            num_drafts=drafts.counts[plan.samples],
+            fill_positions=positions[rows] + 1,
+            num_drafts=num_drafts,
             draft_ids=drafts.token_ids,
         )
 
@@ -87,7 +88,7 @@ class RaggedBatchBuilder:
 
 def _sampled_rows(ends: np.ndarray, drafts: np.ndarray) -> np.ndarray:
     """The last token of each span and its drafts: int64 rows of the batch. `ends`: the row after each span's last draft."""
-    if not drafts.any():
+    if not len(drafts) or not drafts.max():
         return ends - 1
     counts = drafts + 1
     first = np.cumsum(counts) - counts
