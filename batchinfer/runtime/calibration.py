@@ -282,7 +282,7 @@ class _Bench:
         table.block_table[:rows, :width] = self._blocks[: rows * width].reshape(rows, width)
         table.num_tokens[:rows] = point.context + point.queries
         start, count = np.full(rows, point.context, np.int32), np.full(rows, point.queries, np.int32)
-        return self._builder.build(Plan(slots, start, count, np.ones(rows, bool)), Drafts())
+        return self._builder.build(Plan(slots, start, count, np.ones(rows, bool)), Drafts.none(rows))
 
 
 def _random_weights(model: ModelConfig, target: ComputeTarget) -> Iterator[tuple[str, Tensor]]:
