@@ -1,4 +1,4 @@
-"""The composition root: settings to engine. The only file that names concrete parts."""
+"""The composition root: settings to engine. The only file, with build_control.py, that names concrete parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from batchinfer.weights.source import ModelFiles, resolve_model
 if TYPE_CHECKING:
     from batchinfer.attention.base import AttnSpec
     from batchinfer.core.admission import EngineLimits
-    from batchinfer.core.memory import KVMemory
     from batchinfer.core.step_cost import StepCost
     from batchinfer.engine import ControlPlane, Engine, EngineFacts
     from batchinfer.layers.lm_head import LmHead
@@ -73,15 +72,17 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
     wait_politely()
     import torch
 
+    from batchinfer.build_control import control_plane, settled
     from batchinfer.engine import Engine
 
+    config = settled(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = compute_target(config, model)
     try:
         parts = None if config.fake_model else _load(model, target)
         limits, pool = engine_limits(config, model, target, need)
-        control = _control_plane(config, model, limits)
+        control = control_plane(config, model.tokenizer.vocabulary, limits)
         data = _fake_plane(model, control, target, pool) if parts is None else _data_plane(config, model, control, target, pool, parts)
     except MemoryError as err:
         raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err
@@ -182,6 +183,7 @@ def batch_sizes(config: EngineConfig, target: ComputeTarget) -> dict[str, int]:
 def engine_limits(config: EngineConfig, model: ModelHandle, target: ComputeTarget, need: JobNeed | None) -> tuple[EngineLimits, Choice]:
     """What the engine would hold on this machine now, and why the pool is as large as it is; nothing is loaded."""
     from batchinfer.attention.kv_cache import KV_FORMATS
+    from batchinfer.build_control import whole_slabs
     from batchinfer.core.admission import EngineLimits
     from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks
 
@@ -194,9 +196,11 @@ def engine_limits(config: EngineConfig, model: ModelHandle, target: ComputeTarge
         max_num_seqs=sizes["max_num_seqs"],
         num_blocks=config.num_kv_blocks,
         memory=config.kv_cache_memory,
-        need_tokens=need.pool_tokens if need is not None else None,
+        need_tokens=need.pool_tokens if need is not None and config.paged else None,
     )
     num_blocks, reason = choose_num_blocks(ask, target.device)
+    if not config.paged:
+        num_blocks = whole_slabs(num_blocks, ask.max_num_seqs, ask.max_model_len, ask.block_size)
     limits = EngineLimits(
         max_model_len=model.max_model_len,
         pool_tokens=(num_blocks - 1) * sizes["block_size"],
@@ -213,29 +217,6 @@ def _attn_spec(model: ModelConfig) -> AttnSpec:
     from batchinfer.attention.base import AttnSpec
 
     return AttnSpec(model.num_heads, model.num_kv_heads, model.head_dim, model.attn_scale)
-
-
-def _control_plane(config: EngineConfig, model: ModelHandle, limits: EngineLimits) -> ControlPlane:
-    from batchinfer.core.block_pool import BlockPool
-    from batchinfer.core.drafts import NoDrafts
-    from batchinfer.core.memory import KVMemory
-    from batchinfer.core.order import ArrivalQueue, GroupedQueue
-    from batchinfer.core.prefix_cache import NoPrefixCache, TriePrefixCache
-    from batchinfer.core.scheduler import Budget, ChunkedPrefill, Scheduler, WholePrompts
-    from batchinfer.core.sequences import SequenceTable
-    from batchinfer.core.stop import StopChecker
-    from batchinfer.engine import ControlPlane
-
-    pool = BlockPool(limits.num_blocks)
-    prefix = TriePrefixCache(pool, limits.block_size) if config.prefix_caching else NoPrefixCache()
-    longest = min(limits.max_model_len, limits.pool_tokens + 1)
-    table = SequenceTable(limits.max_num_seqs, longest, -(-longest // limits.block_size))
-    stopper = StopChecker(table, model.tokenizer.vocabulary)
-    memory: KVMemory = KVMemory(table, pool, prefix, limits.block_size, config.seed, (stopper,))
-    queue = ArrivalQueue() if config.order == "arrival" else GroupedQueue()
-    chunks = ChunkedPrefill() if config.chunked_prefill else WholePrompts()
-    scheduler = Scheduler(memory, queue, Budget(limits.max_num_seqs, limits.max_num_batched_tokens), chunks)
-    return ControlPlane(scheduler, memory, stopper, NoDrafts())
 
 
 def _data_plane(
@@ -285,6 +266,7 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
     """Say what was chosen and why, and what the settings came out as."""
     import torch
 
+    from batchinfer.build_control import features_off
     from batchinfer.engine import EngineFacts
     from batchinfer.runtime.self_test import linear_shapes_that_differ
 
@@ -296,6 +278,7 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
     made = (*target.choices, *_quantization_hint(config, model, target), _kv_choice(config, target), *data.choices)
     choices = [
         *map(str, made),
+        *features_off(config, limits),
         f"batch: up to {limits.max_num_seqs:,} rows, {limits.max_num_batched_tokens:,} tokens a step; context {limits.max_model_len:,} tokens",
         f"threads: {torch.get_num_threads()}",
         f"same bytes at any batch: {same}",

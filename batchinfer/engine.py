@@ -15,6 +15,7 @@ from batchinfer.core.drafts import DraftProposer
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.plan import Drafts, Plan, StepResult
 from batchinfer.core.request import Request, Result, SamplingParams
+from batchinfer.core.retention import Retention
 from batchinfer.core.scheduler import Scheduler
 from batchinfer.core.sequences import Sequence
 from batchinfer.core.stats import RunStats, StepShape, ignore_step
@@ -35,6 +36,7 @@ class ControlPlane:
     memory: KVMemory
     stopper: StopChecker
     drafter: DraftProposer
+    retention: Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Engine:
         self.memory = control.memory
         self.stopper = control.stopper
         self.drafter = control.drafter
+        self.retention = control.retention
         self.batcher = device.batcher
         self.runner = device.runner
         self.head = device.head
@@ -152,6 +155,7 @@ class Engine:
         emitted[plan.samples] = added
         table.num_computed[plan.slots] = plan.start + plan.num_tokens + np.maximum(emitted - 1, 0)
         self.memory.publish(plan)
+        self.retention.step_ended(plan.slots)
         self.stats.output_tokens += int(added.sum())
         ended = np.flatnonzero(verdict)
         if not len(ended):

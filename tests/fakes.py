@@ -7,24 +7,40 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from batchinfer.build_control import control_plane, settled, whole_slabs
+from batchinfer.config import EngineConfig
 from batchinfer.core.admission import EngineLimits
-from batchinfer.core.block_pool import BlockPool
-from batchinfer.core.drafts import NoDrafts
 from batchinfer.core.forecast import OutputForecast
-from batchinfer.core.memory import KVMemory
 from batchinfer.core.ngram import room_for_drafts
-from batchinfer.core.order import ArrivalQueue, GroupedQueue
 from batchinfer.core.plan import Drafts, Plan, StepResult
-from batchinfer.core.prefix_cache import NoPrefixCache, TriePrefixCache
 from batchinfer.core.request import Request, Result, SamplingParams
-from batchinfer.core.scheduler import Budget, ChunkedPrefill, Scheduler, WholePrompts
 from batchinfer.core.sequences import SequenceTable
-from batchinfer.core.stop import StopChecker
 from batchinfer.core.vocabulary import Vocabulary
-from batchinfer.engine import ControlPlane, Engine, EngineFacts
+from batchinfer.engine import Engine, EngineFacts
 from batchinfer.runtime.data_plane import DataPlane
 
 LETTERS = Vocabulary(token_bytes=[bytes([97 + i]) for i in range(26)] + [b"<eos>"], special_ids=frozenset({26}), eos_ids=(26,))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings of a fake engine."""
+
+    blocks: int = 400
+    block_size: int = 4
+    budget: int = 64
+    max_num_seqs: int = 8
+    kv_cache: bool = True
+    paged: bool = True
+    prefix: bool = True
+    continuous: bool = True
+    chunked: bool = True
+    grouped: bool = True
+    max_model_len: int = 200
+    optimistic: bool = False  # expect rows to end at once: admits too many, and preempts
+    vocabulary: Vocabulary = field(default=LETTERS, hash=False, compare=False)
+    num_tokens: int = 26  # ids the model may answer with; 27 lets it say EOS
+    lookahead: int = 0  # tokens of drafts to make room for
 
 
 @dataclass(frozen=True)
@@ -44,14 +60,17 @@ class HistoryModel:
     Stands for batch builder, runner and head at once; reads every cell through the block table, as attention does.
     """
 
-    def __init__(self, table: SequenceTable, block_size: int, num_tokens: int = 26, budget: int | None = None) -> None:
-        self._table, self._size, self._num_tokens = table, block_size, num_tokens
+    def __init__(self, table: SequenceTable, block_size: int, setup: Setup) -> None:
+        self._table, self._size, self._setup = table, block_size, setup
         self._cells: dict[int, int] = {}
-        self._budget = budget
 
     def build(self, plan: Plan, drafts: Drafts) -> list[Span]:
-        if self._budget is not None:
-            assert int(plan.num_tokens.sum() + drafts.counts.sum()) <= self._budget, "the step's token budget is exceeded"
+        whole = not (self._setup.chunked and self._setup.kv_cache)
+        alone = np.count_nonzero(plan.num_tokens > 1) == 1 and not len(drafts.token_ids)
+        within = int(plan.num_tokens.sum() + drafts.counts.sum()) <= self._setup.budget
+        assert within or (whole and alone), "the step's token budget is exceeded"
+        if not self._setup.kv_cache:
+            self._cells.clear()  # what an earlier step left is lost: whoever counts on it fails
         assert not drafts.counts[~plan.samples].any()
         guesses = np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])
         columns = (plan.slots, plan.start, plan.num_tokens, plan.samples)
@@ -72,7 +91,7 @@ class HistoryModel:
                 before = self._cells[self._cell(span.slot, position - 1)] if position else 17
                 cell = hash((before, token, position)) % (2**61 - 1)
                 self._cells[self._cell(span.slot, position)] = cell
-                said.append(cell // 7 % self._num_tokens)
+                said.append(cell // 7 % self._setup.num_tokens)
             if span.samples:
                 out.append((said[span.count - 1 :], span.drafts))
         return out
@@ -125,47 +144,28 @@ class Optimist(OutputForecast):
         return np.full_like(remaining, -(10**6))
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Settings of a fake engine."""
-
-    blocks: int = 400
-    block_size: int = 4
-    budget: int = 64
-    max_num_seqs: int = 8
-    prefix: bool = True
-    chunked: bool = True
-    grouped: bool = True
-    max_model_len: int = 200
-    optimistic: bool = False  # expect rows to end at once: admits too many, and preempts
-    vocabulary: Vocabulary = field(default=LETTERS, hash=False, compare=False)
-    num_tokens: int = 26  # ids the model may answer with; 27 lets it say EOS
-    lookahead: int = 0  # tokens of drafts to make room for
-
-
 def make_engine(setup: Setup) -> Engine:
-    """An engine whose control plane is the real one."""
-    pool = BlockPool(setup.blocks)
-    pool_tokens = (setup.blocks - 1) * setup.block_size
-    longest = min(setup.max_model_len, pool_tokens + 1)
-    table = SequenceTable(setup.max_num_seqs, longest, -(-longest // setup.block_size))
-    prefix = TriePrefixCache(pool, setup.block_size) if setup.prefix else NoPrefixCache()
-    stopper = StopChecker(table, setup.vocabulary)
-    memory = KVMemory(table, pool, prefix, setup.block_size, 0, (stopper,))
-    memory.lookahead = setup.lookahead
-    scheduler = Scheduler(
-        memory,
-        GroupedQueue() if setup.grouped else ArrivalQueue(),
-        Budget(setup.max_num_seqs, setup.budget),
-        ChunkedPrefill() if setup.chunked else WholePrompts(),
+    """An engine whose control plane is the real one, put together as for real."""
+    config = settled(
+        EngineConfig(
+            kv_cache=setup.kv_cache,
+            paged=setup.paged,
+            continuous_batching=setup.continuous,
+            prefix_caching=setup.prefix,
+            chunked_prefill=setup.chunked,
+            order="auto" if setup.grouped else "arrival",
+        )
     )
+    size, blocks = setup.block_size, setup.blocks
+    if not setup.paged:
+        blocks = whole_slabs(blocks, setup.max_num_seqs, setup.max_model_len, size)
+    limits = EngineLimits(setup.max_model_len, (blocks - 1) * size, setup.max_num_seqs, setup.budget, size, blocks, 1)
+    control = control_plane(config, setup.vocabulary, limits)
+    control.memory.lookahead = setup.lookahead
     if setup.optimistic:
-        scheduler.forecast = Optimist()
-    model = HistoryModel(table, setup.block_size, setup.num_tokens, setup.budget if setup.chunked else None)
-    limits = EngineLimits(setup.max_model_len, pool_tokens, setup.max_num_seqs, setup.budget, setup.block_size, setup.blocks, 1)
-    return Engine(
-        ControlPlane(scheduler, memory, stopper, NoDrafts()), DataPlane(model, model, model), limits, setup.vocabulary, EngineFacts()
-    )
+        control.scheduler.forecast = Optimist()
+    model = HistoryModel(control.memory.table, size, setup)
+    return Engine(control, DataPlane(model, model, model), limits, setup.vocabulary, EngineFacts())
 
 
 def request(row: int, prompt: list[int] | str, **params: object) -> Request:

@@ -8,10 +8,44 @@ a step makes a handful of calls whatever the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 NULL_BLOCK = 0
+
+
+class KVPool(Protocol):
+    """What the memory needs of a pool of blocks."""
+
+    num_blocks: int  # the null block included
+    refs: np.ndarray  # int32 [num_blocks]
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now."""
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that sequences hold."""
+
+    def reservation(self, num_blocks: int) -> int:
+        """Blocks to take for a sequence that enters and needs `num_blocks` now."""
+
+    def try_allocate(self, count: int) -> np.ndarray | None:
+        """Return `count` block ids, int32, with one reference each, or None when there are too few."""
+
+    def share(self, block_ids: np.ndarray) -> None:
+        """Add a reference to each of the (distinct) blocks."""
+
+    def release(self, block_ids: np.ndarray) -> None:
+        """Drop one reference per entry."""
+
+    def discard(self, block_ids: np.ndarray) -> np.ndarray:
+        """Make those of the (distinct) blocks that nobody holds blank, and return them."""
+
+    def check(self, holders: np.ndarray) -> None:
+        """Assert the pool's invariants; `holders` are block ids, one entry per holder."""
 
 
 class BlockPool:
@@ -44,6 +78,10 @@ class BlockPool:
     def num_used(self) -> int:
         """Blocks that sequences hold."""
         return self.num_blocks - 1 - self.num_free
+
+    def reservation(self, num_blocks: int) -> int:
+        """Blocks to take for a sequence that enters and needs `num_blocks` now: no more than that."""
+        return num_blocks
 
     def try_allocate(self, count: int) -> np.ndarray | None:
         """Return `count` block ids, int32, with one reference each, or None when there are too few."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from batchinfer.core.block_pool import BlockPool
+from batchinfer.core.block_pool import KVPool
 from batchinfer.core.plan import Join, Plan, Schedule
 from batchinfer.core.prefix_cache import PrefixCache, Probe
 from batchinfer.core.seeds import row_seed
@@ -34,7 +34,7 @@ class KVMemory:
     """The only owner of block tables, reference counts and `num_computed` before the forward pass."""
 
     def __init__(
-        self, table: SequenceTable, pool: BlockPool, prefix: PrefixCache, block_size: int, job_seed: int, listeners: tuple[Lifecycle, ...]
+        self, table: SequenceTable, pool: KVPool, prefix: PrefixCache, block_size: int, job_seed: int, listeners: tuple[Lifecycle, ...]
     ) -> None:
         self.table = table
         self.pool = pool
@@ -94,16 +94,20 @@ class KVMemory:
         table = self.table
         for listener in self._listeners:
             listener.forget(slots)
-        parts = []
         for slot in slots.tolist():
             seq = table.sequences[slot]
             assert seq is not None
             self.prefix.withdraw(seq)
-            parts.append(table.block_table[slot, : table.num_blocks[slot]][::-1])
-        self.pool.release(np.concatenate(parts))
+        self.give_back(slots)
+        table.remove(slots)
+
+    def give_back(self, slots: np.ndarray) -> None:
+        """Take back the blocks of sequences, which may run on."""
+        table = self.table
+        held = [table.block_table[slot, : table.num_blocks[slot]][::-1] for slot in slots.tolist()]
+        self.pool.release(np.concatenate(held) if held else _EMPTY)
         table.block_table[slots] = 0
         table.num_blocks[slots] = 0
-        table.remove(slots)
 
     def discard(self, slots: np.ndarray) -> np.ndarray:
         """Release sequences whose KV may be damaged; returns the blocks that must be cleared before they are used again."""
@@ -231,6 +235,7 @@ class KVMemory:
         start = len(cached) * self.block_size
         num_tokens = len(seq.request.prompt_ids) + len(seq.output_ids)
         fresh = -(-(start + min(join.num_tokens, num_tokens - start)) // self.block_size) - len(cached)
+        fresh = self.pool.reservation(fresh)
         ids = self.pool.try_allocate(fresh)
         if ids is None:
             self.prefix.withdraw(seq)

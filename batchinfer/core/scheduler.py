@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from batchinfer.core.forecast import OutputForecast, peak_tokens
+from batchinfer.core.batching import Batching
+from batchinfer.core.forecast import OutputForecast
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.order import WaitingQueue
 from batchinfer.core.plan import Join, Plan, Schedule
-from batchinfer.core.prefix_cache import Key, Probe
+from batchinfer.core.prefix_cache import Key
+from batchinfer.core.room import Room
 from batchinfer.core.sequences import Sequence
 
 RECOVERY_STEPS = 256  # good steps after which a budget that memory shrank is tried larger
@@ -67,19 +70,28 @@ class Budget:
     max_num_batched_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """How prompts are cut, when rows may join, and how memory for them is judged."""
+
+    chunks: ChunkPolicy
+    batching: Batching
+    room: Callable[[KVMemory, OutputForecast], Room]
+
+
 class Scheduler:
     """Running rows first, oldest admission first; then waiting rows while budget, slots and forecast memory last."""
 
-    def __init__(self, memory: KVMemory, queue: WaitingQueue, budget: Budget, chunks: ChunkPolicy) -> None:
+    def __init__(self, memory: KVMemory, queue: WaitingQueue, budget: Budget, policies: Policies) -> None:
         self.queue = queue
         self.forecast = OutputForecast()
         self._memory = memory
         self._table = memory.table
         self._budget = self._asked = budget
         self._good_steps = 0
-        self._chunks = chunks
-        # Blocks kept out of admission, so that a wrong forecast rarely ends in preemption.
-        self._watermark = max(1, memory.pool.num_blocks // 100)
+        self._chunks = policies.chunks
+        self._batching = policies.batching
+        self._room = policies.room
 
     @property
     def num_waiting(self) -> int:
@@ -91,14 +103,13 @@ class Scheduler:
         table = self._table
         slots = table.running().copy()
         todo = table.num_tokens[slots] - table.num_computed[slots]
+        todo[self._budget.max_num_seqs :] = 0  # only after memory ran out
         left = self._budget.max_num_batched_tokens - len(slots)
         if left >= 0 and int(todo.max(initial=0)) <= 1:  # every running row decodes
             grants = todo
         else:
             grants = self._chunks.share(todo, self._budget.max_num_batched_tokens)
             left = self._budget.max_num_batched_tokens - int(grants.sum())
-        if len(slots) > self._budget.max_num_seqs:  # only after memory ran out
-            grants[self._budget.max_num_seqs :] = 0
         joins = self._admissions(left, len(slots)) if left > 0 and len(self.queue) else []
         return Schedule(slots, grants, joins)
 
@@ -127,15 +138,17 @@ class Scheduler:
             self.queue.push_front(plan.deferred)
         if plan.preempted:
             self.queue.push_front(reversed(plan.preempted))
+        if plan.deferred or plan.preempted or not len(self.queue):
+            self._batching.filled()
 
     def _admissions(self, left: int, num_running: int) -> list[Join]:
-        room = min(self._budget.max_num_seqs, self._budget.max_num_batched_tokens) - num_running
+        room = self._batching.room(min(self._budget.max_num_seqs, self._budget.max_num_batched_tokens), num_running)
         joins: list[Join] = []
         passed_over: list[Sequence] = []
         claimed: dict[Key, None] = {}  # blocks that the rows admitted in this step will compute
         if room <= 0:
             return joins
-        fits = _FutureFit(self._memory, self.forecast, self._watermark)
+        fits = self._room(self._memory, self.forecast)
         for seq in self.queue.take():
             probe = self._memory.probe(seq)
             cached = probe.num_blocks * self._memory.block_size
@@ -145,10 +158,12 @@ class Scheduler:
                     break
                 continue
             todo = len(seq.request.prompt_ids) + len(seq.output_ids) - cached
-            grant = self._chunks.grant(todo, left, not num_running and not joins)
             alone = not num_running and not joins
+            grant = self._chunks.grant(todo, left, alone)
             if grant <= 0 or not (fits.admit(seq, probe) or alone):
                 passed_over.append(seq)
+                if grant > 0:
+                    self._batching.filled()
                 break
             joins.append(Join(seq, grant))
             if probe.missing is not None:
@@ -160,48 +175,3 @@ class Scheduler:
         if passed_over:
             self.queue.push_front(passed_over)
         return joins
-
-
-class _FutureFit:
-    """Whether one more row fits beside the running ones at their worst future moment. Lives for one step.
-
-    Blocks that several rows hold are counted once, and as staying; a row's last block counts as full.
-    """
-
-    def __init__(self, memory: KVMemory, forecast: OutputForecast, watermark: int) -> None:
-        self._memory = memory
-        self._forecast = forecast
-        self._capacity = (memory.pool.num_blocks - 1 - watermark) * memory.block_size
-        table, size = memory.table, memory.block_size
-        slots = table.running()
-        tokens = table.num_tokens[slots].astype(np.int64)
-        rest = np.maximum(table.limit[slots] - tokens, 0)
-        self._rest = forecast.expected(rest, tokens - table.num_prompt[slots], table.ignore_eos[slots])
-        # What is not computed yet of a prompt is still to be allocated; and a last block.
-        self._grow = np.maximum(tokens - table.num_blocks[slots].astype(np.int64) * size, 0) + size
-        self._bound = memory.pool.num_used * size + int(self._grow.sum() + self._rest.sum())
-        self._joined: list[tuple[int, int]] = []  # (tokens to hold, tokens to come) of rows admitted in this step
-
-    def admit(self, seq: Sequence, probe: Probe) -> bool:
-        """True when the row fits, which then counts as running for the rest of the step."""
-        size = self._memory.block_size
-        tokens = len(seq.request.prompt_ids) + len(seq.output_ids)
-        exact = np.array([seq.request.params.ignore_eos])
-        rest = int(self._forecast.expected(np.array([seq.limit - tokens]), np.array([len(seq.output_ids)]), exact)[0])
-        held = tokens - probe.num_in_use * size + size
-        if self._bound + held + rest > self._capacity and self._peak(held, max(rest, 0)) > self._capacity:
-            return False
-        self._bound += held + rest
-        self._joined.append((held, max(rest, 0)))
-        return True
-
-    def _peak(self, held: int, rest: int) -> int:
-        """Tokens held at the worst moment, with a further row: not all rows are at their ends at once."""
-        memory, size = self._memory, self._memory.block_size
-        slots = memory.table.running()
-        used = memory.table.block_table[slots, : int(memory.table.num_blocks[slots].max(initial=0))]
-        own = np.count_nonzero((used > 0) & (memory.pool.refs[used] == 1), axis=1) * size
-        shared = memory.pool.num_used * size - int(own.sum())
-        more = np.array([*self._joined, (held, rest)], np.int64)
-        peak = peak_tokens(np.concatenate((own + self._grow, more[:, 0])), np.concatenate((self._rest, more[:, 1])))
-        return shared + peak

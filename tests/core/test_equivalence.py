@@ -31,11 +31,15 @@ def outputs(setup: Setup, rows: list[Request]) -> tuple[dict[int, tuple], int]:
 def settings(rng: random.Random, longest: int) -> Setup:
     size = rng.choice((2, 4, 8))
     return Setup(
+        max_model_len=longest,
         blocks=rng.choice((400, 3 * (-(-longest // size)) + 2, -(-longest // size) + 2)),
         block_size=size,
         budget=rng.choice((1, 5, 16, 64)),
         max_num_seqs=rng.choice((1, 3, 8)),
+        kv_cache=rng.random() < 0.7,
+        paged=rng.random() < 0.7,
         prefix=rng.random() < 0.7,
+        continuous=rng.random() < 0.7,
         chunked=rng.random() < 0.7,
         grouped=rng.random() < 0.5,
         optimistic=rng.random() < 0.7,
