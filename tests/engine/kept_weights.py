@@ -12,7 +12,7 @@ from batchinfer import build
 @contextmanager
 def kept_weights() -> Iterator[None]:
     """Within it, engines of one model, arithmetic and native library share what was loaded: nothing writes to weights."""
-    load, kept = build._load, {}
+    load, kept = build.load_weights, {}
 
     def load_once(model: Any, target: Any) -> Any:
         key = (model.files.path, model.max_model_len, target.dtype_name, target.linear.name, target.native.target)
@@ -20,8 +20,8 @@ def kept_weights() -> Iterator[None]:
             kept[key] = load(model, target)
         return kept[key]
 
-    build._load = load_once
+    build.load_weights = load_once
     try:
         yield
     finally:
-        build._load = load
+        build.load_weights = load

@@ -1,0 +1,152 @@
+"""The model's half of the composition root: a name to its files, formats, sizes and weights on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchinfer.config import EngineConfig
+from batchinfer.errors import CapacityError, ConfigError
+from batchinfer.io.tokenizer import Tokenizer, load_tokenizer
+from batchinfer.model.config import ModelConfig, read_model_config
+from batchinfer.model.generation import GenerationConfig, read_generation_config
+from batchinfer.runtime.threads import wait_politely
+from batchinfer.weights.source import ModelFiles, resolve_model
+
+if TYPE_CHECKING:
+    from batchinfer.attention.base import AttnSpec
+    from batchinfer.core.step_cost import StepCost
+    from batchinfer.layers.lm_head import LmHead
+    from batchinfer.model.decoder import Decoder
+    from batchinfer.model.footprint import Footprint
+    from batchinfer.runtime.calibration import Subject
+    from batchinfer.runtime.device import ComputeTarget
+
+CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
+CUDA_DEFAULTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 32}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHandle:
+    """A model before its weights: enough to check, render and count every row."""
+
+    files: ModelFiles
+    config: ModelConfig
+    generation: GenerationConfig
+    tokenizer: Tokenizer
+    max_model_len: int
+
+
+def open_model(config: EngineConfig) -> ModelHandle:
+    """Resolve the name, read configuration and tokenizer; no weights, and no torch."""
+    wait_politely()
+    files = resolve_model(config.model, config.revision)
+    model = read_model_config(files)
+    length = config.max_model_len or model.max_position
+    if length > model.max_position:
+        raise ConfigError(f"--max-model-len {length:,}: the context of {config.model} is {model.max_position:,} tokens")
+    return ModelHandle(files, model, read_generation_config(files), load_tokenizer(files), length)
+
+
+def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
+    """(out, in) of every kind of linear layer, fused or sliced as they run."""
+    from batchinfer.layers.lm_head import slice_widths
+    from batchinfer.model.footprint import layer_shapes
+
+    return [*layer_shapes(model), *((width, model.hidden_size) for width in sorted(set(slice_widths(model.vocab_size))))]
+
+
+def step_cost(config: EngineConfig, model: ModelHandle, again: bool = False) -> StepCost:
+    """What a step of this model costs on this machine: measured in a second or two at the first few calls, then remembered."""
+    from batchinfer.runtime import calibration
+
+    return calibration.step_cost(_subject(config, model), again)
+
+
+def try_step_cost(config: EngineConfig, model: ModelHandle) -> StepCost | None:
+    """What a step costs here, as it was measured earlier; None if it never was."""
+    from batchinfer.runtime import calibration
+
+    return calibration.try_step_cost(_subject(config, model))
+
+
+def _subject(config: EngineConfig, model: ModelHandle) -> Subject:
+    import torch
+
+    from batchinfer.runtime.calibration import Subject
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    target = compute_target(config, model)
+    return Subject(model.config, target, attn_spec(model.config), kv_dtype_of(config, target), batch_sizes(config, target)["block_size"])
+
+
+def compute_target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
+    """Device and number format of this model under these settings."""
+    from batchinfer.runtime.device import Wanted, choose_target
+
+    return choose_target(Wanted(config.device, config.dtype, config.quantization), model.config.dtype, is_quantised(model))
+
+
+def is_quantised(model: ModelHandle) -> bool:
+    """True where the checkpoint's weights are of fewer bits than any dtype, and widened at load."""
+    return model.files.kind == "gguf" and model.config.dtype == "float32"
+
+
+def weight_footprint(model: ModelHandle, target: ComputeTarget, quantization: str | None = None) -> Footprint:
+    """Bytes of the model's weights as the target holds them, or as they would be with another quantization."""
+    from batchinfer.layers.linear import pack_dense
+    from batchinfer.model.footprint import Footprint
+
+    name = quantization or target.linear.name
+    original = 2 if name == "none" and target.dtype.itemsize == 2 and not is_quantised(model) else 4  # quantised from float32
+    shares_table = model.config.tied_head and name == "none" and target.linear.pack is pack_dense
+    return Footprint.of(model.config, name, target.dtype.itemsize, original, shares_table)
+
+
+def load_weights(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, LmHead]:
+    """Read and pack every weight. Raises `CapacityError` where memory is too short for them."""
+    from batchinfer.model.assemble import Placement, assemble
+    from batchinfer.model.load import iter_weights
+    from batchinfer.runtime.pool_size import free_bytes, return_freed_memory
+
+    weights = iter_weights(model.files, model.config)
+    free, size = free_bytes(target.device), weight_footprint(model, target)
+    if size.peak > free:
+        raise CapacityError(_too_large(model, target, free))
+    parts = assemble(model.config, weights, Placement(target.dtype, target.device, target.linear, target.ops), model.max_model_len)
+    return_freed_memory()
+    return parts
+
+
+def _too_large(model: ModelHandle, target: ComputeTarget, free: int) -> str:
+    size, gib = weight_footprint(model, target), 2**30
+    held_as = target.dtype_name if target.linear.name == "none" else target.linear.name
+    text = (
+        f"the weights of {model.files.name} take {size.held / gib:.1f} GiB as {held_as}, {size.peak / gib:.1f} GiB while they are loaded; "
+        f"{free / gib:.1f} GiB of memory are free"
+    )
+    if target.device.type != "cpu":
+        return text
+    others = {name: weight_footprint(model, target, name) for name in ("int8", "int4")}
+    return text + "".join(
+        f"; with --quantization {name} {other.peak / gib:.1f} GiB are enough" for name, other in others.items() if other.peak <= free
+    )
+
+
+def batch_sizes(config: EngineConfig, target: ComputeTarget) -> dict[str, int]:
+    """Rows, tokens a step and block size: as they were given, else this device's defaults."""
+    defaults = CUDA_DEFAULTS if target.device.type == "cuda" else CPU_DEFAULTS
+    return {name: getattr(config, name) or default for name, default in defaults.items()}
+
+
+def attn_spec(model: ModelConfig) -> AttnSpec:
+    """The shape of the model's attention layers."""
+    from batchinfer.attention.base import AttnSpec
+
+    return AttnSpec(model.num_heads, model.num_kv_heads, model.head_dim, model.attn_scale)
+
+
+def kv_dtype_of(config: EngineConfig, target: ComputeTarget) -> str:
+    """The format of keys and values: `auto` is always the run's dtype, so that 8 bits are asked for by name."""
+    return target.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
