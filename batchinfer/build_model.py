@@ -85,7 +85,8 @@ def compute_target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
     """Device and number format of this model under these settings."""
     from batchinfer.runtime.device import Wanted, choose_target
 
-    return choose_target(Wanted(config.device, config.dtype, config.quantization), model.config.dtype, is_quantised(model))
+    wanted = Wanted(config.device, config.dtype, config.quantization, config.flash_attention, config.graphs)
+    return choose_target(wanted, model.config.dtype, is_quantised(model))
 
 
 def is_quantised(model: ModelHandle) -> bool:

@@ -17,6 +17,7 @@ BY_FLAG = ("device", "dtype", "kv_cache_dtype")
 LIBRARY = "native"  # what the native library is built for, "none" without one
 BY_MACHINE = (LIBRARY, "matmul", "attention", "rms_norm", "silu_and_mul", "sampling")
 LONGEST = "longest_row"
+SWITCHES = {"attention": "--no-flash-attention", **dict.fromkeys(("rms_norm", "silu_and_mul", "sampling"), "--enforce-eager")}
 
 
 def allow_resolved(old: dict[str, Any], new: dict[str, Any], resolved: dict[str, Any]) -> dict[str, Any]:
@@ -67,6 +68,10 @@ def _way_back(name: str, value: str) -> str:
         return "go on where products come out as they did (batchinfer doctor says how they are made here)"
     if value == "AVX2":
         return "go on with BATCHINFER_NATIVE=avx2 in the environment"
-    if value in ("none", "reference"):
+    if value == "none":
         return "go on with BATCHINFER_NATIVE=off in the environment"
-    return "go on where the native kernels run as they did, with BATCHINFER_NATIVE=on (batchinfer doctor says what they are here)"
+    flag = SWITCHES.get(name)
+    if value == "reference" and flag is not None:
+        return f"go on with {flag}"
+    without = "" if flag is None else f" and without {flag}"
+    return f"go on where the native kernels run as they did, with BATCHINFER_NATIVE=on{without} (batchinfer doctor says what they are here)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,8 @@ from batchinfer.attention.reference import ReferenceAttention
 from batchinfer.errors import BackendError
 from batchinfer.layers.kinds import LinearKind, choose_linear
 from batchinfer.machine import read_machine
+from batchinfer.ops.layouts import PanelInt4
+from batchinfer.ops.native.int4 import can_multiply_int4, native_int4_matmul
 from batchinfer.ops.native.library import NativeLibrary, load_native
 from batchinfer.ops.native.rowwise import native_int8_ops, native_ops
 from batchinfer.ops.table import REFERENCE, REFERENCE_INT8, Choice, Ops
@@ -37,6 +39,8 @@ class ComputeTarget:
     linear: LinearKind
     ops: Ops
     native: NativeLibrary
+    flash: NativeLibrary  # the same where attention takes part in it, else why not
+    fused: NativeLibrary  # the same where the operations between the products and the sampler do
     choices: tuple[Choice, ...]
 
     @property
@@ -52,6 +56,8 @@ class Wanted:
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
+    flash_attention: bool = True
+    graphs: bool = True  # on a CPU: fused native operations
 
 
 def choose_target(wanted: Wanted, checkpoint_dtype: str, quantised: bool) -> ComputeTarget:
@@ -63,20 +69,36 @@ def choose_target(wanted: Wanted, checkpoint_dtype: str, quantised: bool) -> Com
     name, dtype_reason = _dtype(wanted.dtype, checkpoint_dtype, quantised, place)
     choices = [Choice("device", place.type, place_reason), Choice("dtype", name, dtype_reason)]
     native = load_native() if place.type == "cpu" else NativeLibrary(None, ONLY_ONE)
+    flash = native if wanted.flash_attention else _without(native, "--no-flash-attention")
+    fused = native if wanted.graphs else _without(native, "--enforce-eager")
     linear, matmul = choose_linear(wanted.quantization, place, TORCH_DTYPES[name], native.library)
     if linear.name in QUANTIZATION_REASONS:
         choices.append(Choice("quantization", linear.name, QUANTIZATION_REASONS[linear.name]))
-    ops, replaced = _ops(linear, native)
-    return ComputeTarget(place, name, linear, ops, native, (*choices, matmul, *replaced))
+    ops, replaced = _ops(linear, native, fused)
+    return ComputeTarget(place, name, linear, ops, native, flash, fused, (*choices, matmul, *replaced))
 
 
-def _ops(linear: LinearKind, native: NativeLibrary) -> tuple[Ops, list[Choice]]:
+def _without(native: NativeLibrary, flag: str) -> NativeLibrary:
+    """What a part sees of the library when a flag keeps it from it."""
+    return native if native.library is None else NativeLibrary(None, f"switched off by {flag}")
+
+
+def _ops(linear: LinearKind, native: NativeLibrary, fused: NativeLibrary) -> tuple[Ops, list[Choice]]:
     """The table of operations for the rows between these linear layers, and why."""
     rowwise = ("rms_norm", "silu_and_mul", *(("quantise",) if linear.rows == "int8" else ()))
-    if native.library is None:
-        return REFERENCE_INT8 if linear.rows == "int8" else REFERENCE, [Choice(name, "reference", native.reason) for name in rowwise]
-    ops = native_int8_ops(native.library) if linear.rows == "int8" else native_ops(native.library)
-    return ops, [Choice(name, "native", native.reason) for name in rowwise]
+    if fused.library is None:
+        return _unfused(linear, native), [Choice(name, "reference", fused.reason) for name in rowwise]
+    ops = native_int8_ops(fused.library) if linear.rows == "int8" else native_ops(fused.library)
+    return ops, [Choice(name, "native", fused.reason) for name in rowwise]
+
+
+def _unfused(linear: LinearKind, native: NativeLibrary) -> Ops:
+    """The reference operations around the linear layers' own products, which no switch replaces."""
+    if linear.rows == "int8":
+        return REFERENCE_INT8
+    if native.library is None or not can_multiply_int4(native.library):
+        return REFERENCE
+    return replace(REFERENCE, matmul={**REFERENCE.matmul, PanelInt4: native_int4_matmul(native.library)})
 
 
 def choose_attention(kv: KVCache, target: ComputeTarget) -> tuple[AttentionBackend, Choice]:
@@ -84,6 +106,8 @@ def choose_attention(kv: KVCache, target: ComputeTarget) -> tuple[AttentionBacke
     reference = ReferenceAttention(kv, target.device, target.dtype)
     if target.device.type != "cpu":
         return reference, Choice("attention", "reference", ONLY_ONE)
+    if target.flash is not target.native:
+        return reference, Choice("attention", "reference", target.flash.reason)
     library, reason = target.native.library, why_not_native(kv.spec, kv.block_size)
     if library is None or reason is not None:
         return reference, Choice("attention", "reference, slower", reason or target.native.reason)

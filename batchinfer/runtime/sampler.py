@@ -26,10 +26,10 @@ NOISE_ROWS = 32  # rows of noise made at a time: their temporaries stay in the c
 
 def choose_sampler(target: ComputeTarget, vocab_size: int) -> tuple[Sampler, Choice]:
     """The native sampler where the native library serves, else the torch one; says why."""
-    native = target.native
-    if native.library is None:
-        return TorchSampler(target.device, vocab_size), Choice("sampling", "reference", native.reason)
-    return NativeSampler(native.library, vocab_size), Choice("sampling", "native", native.reason)
+    fused = target.fused
+    if fused.library is None:
+        return TorchSampler(target.device, vocab_size), Choice("sampling", "reference", fused.reason)
+    return NativeSampler(fused.library, vocab_size), Choice("sampling", "native", fused.reason)
 
 
 def gather_columns(table: SequenceTable, slots: np.ndarray, places: np.ndarray, vocab_size: int) -> SamplingColumns:

@@ -15,7 +15,7 @@ def kept_weights() -> Iterator[None]:
     load, kept = build.load_weights, {}
 
     def load_once(model: Any, target: Any) -> Any:
-        key = (model.files.path, model.max_model_len, target.dtype_name, target.linear.name, target.native.target)
+        key = (model.files.path, model.max_model_len, target.dtype_name, target.linear.name, target.native.target, target.fused.reason)
         if key not in kept:
             kept[key] = load(model, target)
         return kept[key]

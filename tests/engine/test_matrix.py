@@ -5,9 +5,7 @@ Settings are combined so that every pair of values of two settings occurs in at 
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from batchinfer.build import ModelHandle, open_model
 from batchinfer.config import EngineConfig
 from batchinfer.core.request import Request, SamplingParams
 from batchinfer.weights.source import ModelFiles
+from tests.engine.covering import covering_runs
 from tests.engine.engines import build, ids, open_tiny, run_all
 from tests.engine.kept_weights import kept_weights
 from tests.oracle.tiny_models import VOCAB_SIZE, write_tiny
@@ -32,22 +31,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "order": ("auto", "arrival"),
     "pool": ("roomy", "tight"),
 }
-
-
-def covering_runs(settings: dict[str, tuple[Any, ...]], seed: int = 0) -> list[dict[str, Any]]:
-    """Few combinations in which every pair of values occurs (greedy all-pairs)."""
-    rng = random.Random(seed)
-    names = list(settings)
-    missing = {((a, x), (b, y)) for a, b in itertools.combinations(names, 2) for x in settings[a] for y in settings[b]}
-    runs = []
-    while missing:
-        candidates = [{name: rng.choice(settings[name]) for name in names} for _ in range(60)]
-        best = max(candidates, key=lambda run: sum(run[a] == x and run[b] == y for (a, x), (b, y) in missing))
-        gain = {((a, x), (b, y)) for (a, x), (b, y) in missing if best[a] == x and best[b] == y}
-        if gain:
-            missing -= gain
-            runs.append(best)
-    return runs
 
 
 def outputs(model: ModelHandle, rows: list[Request], run: dict[str, Any], arithmetic: dict[str, str]) -> tuple[dict[int, Any], int]:
