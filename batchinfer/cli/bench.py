@@ -83,7 +83,7 @@ def _throughput(config: EngineConfig, path: Path | None, rows: int | None, json_
     from batchinfer.build import JobNeed, open_model
     from batchinfer.reports.bench import finish_seconds, run_workload
     from batchinfer.reports.metering import RunMeter
-    from batchinfer.reports.summary import RunSummary, print_end
+    from batchinfer.reports.summary import print_end
     from batchinfer.reports.wording import kernels_folded
 
     began = time.perf_counter()
@@ -102,7 +102,7 @@ def _throughput(config: EngineConfig, path: Path | None, rows: int | None, json_
     report = result.report
     report.model = config.model
     finish_seconds(report, (opened - began) + meter.load_seconds, io_seconds)
-    summary = RunSummary.of(report, meter.meter)
+    summary = meter.summary(report)
     print_end(summary, sys.stderr, quiet=False)
     if inter_token := result.steps.inter_token_ms():
         print("inter-token latency: " + ", ".join(f"{name} {value:.1f} ms" for name, value in inter_token.items()), file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from batchinfer.cli.flags import EngineFlags, GeneralFlags, InputFlags, ModelFlags, OutputFlags, SamplingFlags, gathers_flags
-from batchinfer.cli.plan import make_plan
+from batchinfer.cli.plan import PlanOptions, make_plan
 from batchinfer.cli.settings import engine_config, input_options, output_options
 
 
@@ -43,18 +43,18 @@ def run(
     options = input_options(input, input_file, input_flags)
     sampling = sampling_flags.checked_values()
     if dry_run:
-        return make_plan(config, options, sampling, quiet=output_flags.quiet)
+        return make_plan(config, options, sampling, PlanOptions(quiet=output_flags.quiet))
     outputs = output_options(output_flags)
 
     from batchinfer.job import JobParts, run_job
     from batchinfer.reports.live import choose_face
     from batchinfer.reports.metering import RunMeter
-    from batchinfer.reports.summary import RunSummary, print_end
+    from batchinfer.reports.summary import print_end
 
     meter = RunMeter()
     with choose_face(output_flags.quiet, sys.stderr) as face:
         face.on_step = meter.step
         parts = JobParts(build_engine=meter.build_engine, report_json=meter.report_json, leave=face.close, hang_s=hang_timeout)
         report = run_job(config, options, outputs, sampling, face, parts)
-    print_end(RunSummary.of(report, meter.meter), sys.stderr, output_flags.quiet)
+    print_end(meter.summary(report), sys.stderr, output_flags.quiet)
     return report.exit_code

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -16,12 +16,11 @@ from rich.text import Text
 from batchinfer.core.request import Request, Result
 from batchinfer.io.record import InputRow
 from batchinfer.reports.limit import ModelDims
+from batchinfer.reports.outlook import Outlook, kv_table, outlook_lines
+from batchinfer.reports.place import Place
+from batchinfer.reports.predict import RowSample
 from batchinfer.reports.rates import MachineRates
 from batchinfer.reports.wording import in_bytes, in_words, plural
-
-if TYPE_CHECKING:
-    from batchinfer.build import ModelHandle
-    from batchinfer.config import EngineConfig
 
 POSITIONS_SHOWN = 8
 PERCENTILES = (0, 50, 90, 99, 100)
@@ -48,6 +47,7 @@ class RowTally:
     troubles: dict[str, Trouble] = field(default_factory=dict)
     prompt_lengths: array[int] = field(default_factory=lambda: array("i"))
     output_limits: array[int] = field(default_factory=lambda: array("i"))
+    sample: RowSample = field(default_factory=RowSample)  # to simulate
     clipped: int = 0  # rows whose max_tokens reach beyond the context
     duplicate_ids: int = 0
     first_duplicates: list[str] = field(default_factory=list)
@@ -72,10 +72,15 @@ class RowTally:
             if isinstance(item, Result):
                 self._count_trouble(item)
                 continue
+            self.sample.see(item)
             room = self.max_model_len - len(item.prompt_ids)
             self.clipped += item.params.max_tokens > room
             self.prompt_lengths.append(len(item.prompt_ids))
             self.output_limits.append(min(item.params.max_tokens, room))
+
+    def lengths(self) -> np.ndarray:
+        """Prompt plus most output tokens of every row that can run, int64."""
+        return np.array(self.prompt_lengths, np.int64) + np.array(self.output_limits, np.int64)
 
     @property
     def failed(self) -> int:
@@ -125,6 +130,7 @@ class JobPlan:
     fit: Fit | None  # None: no row can run
     least_seconds: float | None  # were every row to use its max_tokens, at the machine's physical limit
     first_prompt: str | None
+    outlook: Outlook | None = None  # None: no row can run, the model does not fit, or it is a fake
     notes: tuple[str, ...] = ()
 
     @property
@@ -146,6 +152,7 @@ class JobPlan:
             "output_limits": percentiles(tally.output_limits),
             "fit": None if fit is None else {name: getattr(fit, name) for name in Fit.__slots__},
             "least_seconds": self.least_seconds,
+            "outlook": None if self.outlook is None else self.outlook.as_dict(),
         }
 
 
@@ -157,30 +164,20 @@ def percentiles(values: array[int]) -> dict[str, int]:
     return {name: int(value) for name, value in zip(("min", "p50", "p90", "p99", "max"), found, strict=True)}
 
 
-def judge_fit(config: EngineConfig, model: ModelHandle, tally: RowTally) -> Fit | None:
-    """Weights, KV bytes and pool of this job on this machine, by the rules that the engine is built with."""
-    import torch
-
-    from batchinfer.build import JobNeed, batch_sizes, compute_target, engine_limits, kv_dtype_of, weight_footprint
-    from batchinfer.runtime.pool_size import free_bytes
-
-    if not tally.prompt_lengths:
-        return None
-    target = compute_target(config, model)
-    seqs = batch_sizes(config, target)["max_num_seqs"]
-    lengths = np.array(tally.prompt_lengths, np.int64) + np.array(tally.output_limits, np.int64)
-    limits, pool = engine_limits(config, model, target, JobNeed(int(np.sort(lengths)[::-1][:seqs].sum())))
+def fit_of(place: Place, tally: RowTally) -> Fit:
+    """Weights, KV bytes and pool of this job at a place."""
+    limits, lengths = place.limits, tally.lengths()
     return Fit(
-        device=target.device.type if target.device.type == "cpu" else torch.cuda.get_device_name(),
-        dtype=target.dtype_name,
-        quantization=target.linear.name,
-        kv_cache_dtype=kv_dtype_of(config, target),
-        weight_bytes=weight_footprint(model, target).held,
-        free_bytes=free_bytes(target.device),
+        device=place.device,
+        dtype=place.dtype,
+        quantization=place.quantization,
+        kv_cache_dtype=place.kv_cache_dtype,
+        weight_bytes=place.weight_bytes,
+        free_bytes=place.free_bytes,
         kv_bytes_per_token=limits.kv_bytes_per_token,
         pool_tokens=limits.pool_tokens,
-        rows_at_once=int(min(seqs, len(lengths), max(1, limits.pool_tokens // max(1, round(float(lengths.mean())))))),
-        reason=pool.reason,
+        rows_at_once=int(min(limits.max_num_seqs, len(lengths), max(1, limits.pool_tokens // max(1, round(float(lengths.mean())))))),
+        reason=place.reason,
     )
 
 
@@ -221,9 +218,13 @@ def plan_picture(plan: JobPlan) -> RenderableType:
         table.add_row("at once", _at_once(fit.rows_at_once, len(tally.prompt_lengths)))
     if plan.least_seconds is not None:
         table.add_row(
-            "time", f"at least {in_words(plan.least_seconds)} if every row uses its max_tokens (a rough bound from this machine's limits)"
+            "at least", f"{in_words(plan.least_seconds)} if every row uses its max_tokens (a rough bound from this machine's limits)"
         )
     parts: list[RenderableType] = [table]
+    if plan.outlook is not None:
+        for name, text in outlook_lines(plan.outlook):
+            table.add_row(name, text)
+        parts += [Text(), kv_table(plan.outlook)]
     if tally.prompt_lengths:
         parts.append(Text("\nprompt lengths"))
         parts += [Text("  " + line) for line in histogram(tally.prompt_lengths)]

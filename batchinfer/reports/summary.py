@@ -13,6 +13,7 @@ from batchinfer.core.stats import RunStats
 from batchinfer.job import JobReport
 from batchinfer.machine import Machine, read_machine, read_versions
 from batchinfer.reports.limit import LimitMeter, LimitReport, gap_reasons
+from batchinfer.reports.predict import StepForecast
 from batchinfer.reports.wording import in_words, plural
 
 ERRORS_SHOWN = 5
@@ -35,16 +36,19 @@ class RunSummary:
     report: JobReport
     limit: LimitReport | None = None  # None: nothing ran, or the forward pass was a fake
     reasons: list[str] = field(default_factory=list)  # what lies between the run and its limit
+    forecast: StepForecast | None = None  # None: what a step costs here was not known
     machine: Machine = field(default_factory=read_machine)
     versions: dict[str, str] = field(default_factory=read_versions)
 
     @classmethod
-    def of(cls, report: JobReport, meter: LimitMeter | None) -> RunSummary:
-        """The summary of a report, judged by the steps that the meter saw."""
+    def of(cls, report: JobReport, meter: LimitMeter | None, forecast: StepForecast | None = None) -> RunSummary:
+        """The summary of a report, judged by the steps that the meters saw."""
+        if forecast is not None and not forecast.measured_seconds:
+            forecast = None
         if meter is None or not meter.steps or report.seconds.run <= 0:
-            return cls(report)
+            return cls(report, forecast=forecast)
         reasons = gap_reasons(meter, stage_seconds(report), report.stats.recomputed_tokens, report.stats.computed_tokens)
-        return cls(report, meter.against(report.seconds.run), reasons)
+        return cls(report, meter.against(report.seconds.run), reasons, forecast)
 
     def as_dict(self) -> dict[str, Any]:
         """The report's keys, as `OUTPUT.report.json` and `bench --json` hold them."""
@@ -59,6 +63,8 @@ class RunSummary:
             },
             "limit_fraction": None if self.limit is None else round(self.limit.fraction, 4),
             "limit": None if self.limit is None else self.limit.as_dict(),
+            "predicted_seconds": None if self.forecast is None else round(self.forecast.predicted_seconds, 3),
+            "step_seconds": None if self.forecast is None else round(self.forecast.measured_seconds, 3),
             "host_ms_per_step": round(host_ms_per_step(report), 4),
             "preemptions": report.stats.preemptions,
             "prefix_hit_rate": round(report.stats.prefix_hit_rate, 4),
@@ -205,6 +211,9 @@ def _speed_lines(summary: RunSummary) -> list[tuple[str, str]]:
         )
         if summary.reasons:
             lines.append(("the rest", "; ".join(summary.reasons)))
+    if (forecast := summary.forecast) is not None:
+        expected, took = in_words(forecast.predicted_seconds), in_words(forecast.measured_seconds)
+        lines.append(("steps", f"predicted {expected} from this machine's calibration, measured {took}"))
     lines.append(("wall time", f"{in_words(seconds['wall'])}, {plural(report.stats.steps, 'step')}"))
     for stage, name in STAGE_NAMES.items():
         if seconds[stage] > 0:
