@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from batchinfer.build import ModelHandle
     from batchinfer.config import EngineConfig
     from batchinfer.core.admission import EngineLimits
-    from batchinfer.core.plan import Drafts, Plan
     from batchinfer.core.stats import StepShape
     from batchinfer.core.step_cost import StepCost
     from batchinfer.engine import Engine
-    from batchinfer.runtime.data_plane import BatchBuilder
 
 MOST_STEPS = 6000  # of a simulation, by a rough count beforehand: some seconds of host time
 MOST_ROWS = 4096
@@ -132,8 +130,6 @@ class RowSample:
             self._every *= 2
             self._chunks = self._chunks[::2]
             self._held = sum(len(row.prompt_ids) for chunk in self._chunks for row in chunk)
-            if (self.rows - 1) // CHUNK_ROWS % self._every:
-                return
 
     def lengths(self) -> np.ndarray:
         """Prompt plus output tokens of the kept rows, int64."""
@@ -196,7 +192,6 @@ class Simulation:
     def __init__(self, engine: Engine, cost: StepCost, num_rows: int) -> None:
         self._engine = engine
         self._cost = cost
-        self._watch = _Watch(engine)
         self.now = 0.0
         self._admitted = np.full(num_rows, np.nan)
         self._latest = np.full(num_rows, np.nan)  # when the row had its last token
@@ -232,30 +227,11 @@ class Simulation:
     def _step(self, shape: StepShape) -> None:
         began = self.now
         self.now += self._cost.of(shape)
-        rows, samples = self._watch.rows, self._watch.samples
-        self._admitted[rows] = np.where(np.isnan(self._admitted[rows]), began, self._admitted[rows])
-        told = rows[samples]
+        self._admitted[shape.rows[shape.admitted]] = began
+        told = shape.rows[shape.emitted > 0]
         before = self._latest[told]
         first = np.isnan(before)
         if first.any():
             self._ttft.append(self.now - self._admitted[told[first]])
         self._gaps.append(self.now - before[~first])
         self._latest[told] = self.now
-
-
-class _Watch:
-    """Stands before the batch builder and remembers whose rows the step computes."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._table = engine.memory.table
-        self._inner: BatchBuilder = engine.batcher
-        self.rows = np.empty(0, np.int64)
-        self.samples = np.empty(0, bool)
-        engine.batcher = self
-
-    def build(self, plan: Plan, drafts: Drafts) -> Any:
-        """One batch, as the builder behind makes it."""
-        sequences = self._table.sequences
-        self.rows = np.array([seq.request.row for slot in plan.slots.tolist() if (seq := sequences[slot]) is not None], np.int64)
-        self.samples = plan.samples
-        return self._inner.build(plan, drafts)
