@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from batchinfer.layers.kinds import LinearKind
 from batchinfer.layers.linear import Linear
+from batchinfer.ops.draw import Ties
+from batchinfer.ops.layouts import Dense, Layout, OneDnnBf16
+from batchinfer.ops.reference import onednn_bf16_remainder
 from batchinfer.ops.rows import Entry, Product, to_dense
 from batchinfer.ops.table import Ops
 
@@ -30,10 +34,15 @@ def slice_widths(vocab_size: int) -> list[int]:
 class LmHead:
     """Logits of hidden states, slice by slice; every slice's weight is packed for itself."""
 
-    def __init__(self, weight: Tensor, kind: LinearKind, ops: Ops) -> None:
-        """Pack `weight` [V, H], a slice at a time; it may go afterwards, unless the layout keeps it as it is."""
+    def __init__(self, weight: Tensor, kind: LinearKind, ops: Ops, table: Tensor | None = None) -> None:
+        """Pack `weight` [V, H], a slice at a time; it may go afterwards, unless the layout keeps it as it is.
+
+        `table`: the same weight in the run's dtype, where it is kept in any case (a head that is tied to the embeddings).
+        """
         widths = slice_widths(len(weight))
         self.vocab_size = len(weight)
+        self.rounds = kind.weight_dtype is torch.bfloat16  # logits come in bf16: their spacing is 1/8 between 16 and 32
+        self._table = table
         self._first_ids = [0, *accumulate(widths[:-1])]
         self._slices = [Linear(kind.head_pack(part.to(kind.weight_dtype), None), ops) for part in torch.split(weight, widths)]
 
@@ -46,6 +55,41 @@ class LmHead:
             if first_id < num_ids:
                 yield first_id, linear(hidden)
 
+    def unrounded(self, hidden: Tensor, ties: Ties) -> Tensor:
+        """Logits float64 [N] of the pairs of `ties`, for hidden states [R, H] of a head that `rounds`.
+
+        They are exact, but of a packed weight of its own, which gives 8 more bits. No pair changes a bit of another.
+        """
+        if self._table is not None:
+            return _products(_take(hidden, ties.rows), _take(self._table, ties.token_ids))
+        out = torch.empty(len(ties.rows), dtype=torch.float64, device=hidden.device)
+        owner = np.searchsorted(self._first_ids, ties.token_ids, side="right") - 1
+        for index in np.unique(owner).tolist():
+            of = np.flatnonzero(owner == index)
+            part = Ties(ties.rows[of], ties.token_ids[of] - self._first_ids[index], ties.logits[of])
+            out[torch.from_numpy(of).to(out.device)] = _unrounded(self._slices[index].layout, hidden, part)
+        return out
+
     def logits(self, hidden: Entry) -> Tensor:
         """All logits float32 [R, V]: for tests and small batches."""
         return torch.cat([to_dense(part, torch.float32).float() for _, part in self.slices(hidden, self.vocab_size)], dim=1)
+
+
+def _unrounded(layout: Layout, hidden: Tensor, ties: Ties) -> Tensor:
+    """As `LmHead.unrounded`, for token ids of one slice, counted from its first."""
+    if isinstance(layout, Dense):
+        return _products(_take(hidden, ties.rows), _take(layout.weight, ties.token_ids))
+    assert isinstance(layout, OneDnnBf16)
+    rows, first, which = np.unique(ties.rows, return_index=True, return_inverse=True)
+    rounded = torch.from_numpy(ties.logits[first]).to(hidden.dtype)
+    remainder = onednn_bf16_remainder(_take(hidden, rows), layout, rounded)
+    return torch.from_numpy(ties.logits).double() + remainder[torch.from_numpy(which), torch.from_numpy(ties.token_ids)].double()
+
+
+def _take(x: Tensor, rows: np.ndarray) -> Tensor:
+    return x.index_select(0, torch.from_numpy(rows).to(x.device))
+
+
+def _products(x: Tensor, weight: Tensor) -> Tensor:
+    """The inner products float64 [N] of x and weight bf16 [N, H], pair by pair; what is summed is exact."""
+    return (x.double() * weight.double()).sum(1)

@@ -50,11 +50,12 @@ def assemble(config: ModelConfig, weights: Iterator[tuple[str, Tensor]], place: 
             parts = {}
         parts[part] = tensor.to(device=place.device, dtype=place.linear.weight_dtype)
     layers.append(_layer(parts, place))
-    embed = top["embed.weight"]
-    head = LmHead(top.get("head.weight", embed), place.linear, place.ops)
+    original, own = top["embed.weight"], top.get("head.weight")
+    embed = original.to(place.dtype)
+    head = LmHead(original, place.linear, place.ops, embed) if own is None else LmHead(own, place.linear, place.ops)
     norm = top["norm.weight"].to(place.norm_dtype)
     rotary = RotaryTable(config.rotary, config.head_dim, num_positions, place.device)
-    decoder = Decoder(embed.to(place.dtype), layers, norm, config.norm_eps, rotary, place.ops)
+    decoder = Decoder(embed, layers, norm, config.norm_eps, rotary, place.ops)
     return decoder, head
 
 

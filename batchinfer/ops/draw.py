@@ -6,7 +6,7 @@ oracle. Both decide about a row from its own logits only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from batchinfer.ops.rows import Product
 
 KEPT_BYTES = 64 << 20  # logits kept at a time for rows that filter; more such rows are computed in parts
+MOST_TIES = 16  # ids of a row that are told of its largest rounded logit, the lowest first: two are common, more than three rare
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,24 @@ class SamplingColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class Ties:
+    """Tokens that share their row's largest logit: pairs (rows[i], token_ids[i]), ascending, none or at least two for a row."""
+
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    token_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    logits: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # as they were rounded
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token per row, int32 [R], and whether the row's largest logit was finite, bool [R]; other tokens mean nothing."""
+    """A token per row, int32 [R], and whether the row's largest logit was finite, bool [R]; other tokens mean nothing.
+
+    `ties` are those of greedy rows where logits are rounded; until they are settled, such a row has the lowest id of its own.
+    """
 
     token_ids: np.ndarray
     sound: np.ndarray
+    ties: Ties = field(default_factory=Ties)
 
 
 class Draw(Protocol):
@@ -62,8 +76,8 @@ class Sampler(Protocol):
 
     vocab_size: int
 
-    def begin(self, columns: SamplingColumns) -> Draw:
-        """Start on rows of which at most `max_kept(vocab_size)` filter."""
+    def begin(self, columns: SamplingColumns, rounded: bool = False) -> Draw:
+        """Start on rows of which at most `max_kept(vocab_size)` filter; `rounded`: equal logits may stem from unequal ones."""
 
 
 def max_kept(vocab_size: int) -> int:

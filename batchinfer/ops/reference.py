@@ -65,6 +65,15 @@ def onednn_bf16_matmul(x: Tensor, layout: OneDnnBf16) -> Tensor:
     return out[:rows]
 
 
+def onednn_bf16_remainder(x: Tensor, layout: OneDnnBf16, rounded: Tensor) -> Tensor:
+    """What rounding took from outputs that came out as `rounded` bf16 [T]: bf16 [T, out], subtracted before oneDNN rounds the sums."""
+    rows, outputs = x.shape[0], layout.packed.shape[0]
+    pad = max(0, ROWS_BF16 - rows)
+    less = F.pad(-rounded, (0, pad))[:, None].expand(-1, outputs).contiguous()
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(_pad_rows(x, pad), less, layout.packed, layout.bias, "add")
+    return out[:rows]
+
+
 def int8_matmul(x: Entry, layout: Int8Channel) -> ScaledRows:
     """x [T, in] -> [T, out], summed exactly in int32; the row scales and the bias are left to the next operation.
 

@@ -18,6 +18,7 @@ from batchinfer.ops.rows import Entry, QuantRows
 from batchinfer.runtime.batch import StepBatch
 from batchinfer.runtime.logits import Ban, LogitEdit, NoEdit
 from batchinfer.runtime.sampler import gather_columns
+from batchinfer.runtime.ties import settle
 from batchinfer.runtime.verify import accept
 
 MOST_ROWS = 256  # in one pass over the vocabulary: more make no product faster
@@ -50,7 +51,7 @@ class GenerateHead:
         columns = gather_columns(self._table, slots, places, self._vocab_size)
         token_ids, sound = np.zeros(len(slots), np.int32), np.ones(len(slots), bool)
         for part in _parts(columns, self._vocab_size):
-            draw, edit = self._sampler.begin(columns.part(part)), self._edit(slots[part], places[part])
+            draw, edit = self._sampler.begin(columns.part(part), self.lm_head.rounds), self._edit(slots[part], places[part])
             drawn = self._draw(_rows(hidden, part), draw, edit)
             token_ids[part], sound[part] = drawn.token_ids, drawn.sound
         return accept(token_ids, sound, batch, NOT_FINITE)
@@ -58,7 +59,7 @@ class GenerateHead:
     def _draw(self, hidden: Entry, draw: Draw, edit: LogitEdit) -> Drawn:
         for first_id, logits in self.lm_head.slices(hidden, self._vocab_size):
             draw.take(first_id, edit.apply(first_id, logits))
-        return draw.finish()
+        return settle(draw.finish(), hidden, self.lm_head)
 
     def _edit(self, slots: np.ndarray, places: np.ndarray) -> LogitEdit:
         """Ban EOS and stop ids where `min_tokens` is not reached at the place to fill."""

@@ -19,6 +19,7 @@ from batchinfer.ops.rows import Product, to_dense
 from batchinfer.ops.table import Choice
 from batchinfer.runtime.device import ComputeTarget
 from batchinfer.runtime.noise import gumbel, row_keys
+from batchinfer.runtime.ties import NoTies, TiedIds
 
 CANDIDATES = 1024  # most likely tokens looked at first; the same for every row, so that ties fall alike
 NOISE_ROWS = 32  # rows of noise made at a time: their temporaries stay in the cache
@@ -51,9 +52,11 @@ class TorchSampler:
         self.vocab_size = vocab_size
         self._device = device
 
-    def begin(self, columns: SamplingColumns) -> Draw:
+    def begin(self, columns: SamplingColumns, rounded: bool = False) -> Draw:
         """Start on a step's rows."""
-        return _TorchDraw(columns, self._device, self.vocab_size)
+        greedy = columns.temperature <= 0
+        tied = TiedIds(torch.from_numpy(greedy).to(self._device)) if rounded and greedy.any() else NoTies()
+        return _TorchDraw(columns, tied, self._device, self.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class _Rows:
 class _TorchDraw:
     """The largest so far of every row, with and without noise, and all logits of rows that filter."""
 
-    def __init__(self, columns: SamplingColumns, device: torch.device, vocab_size: int) -> None:
+    def __init__(self, columns: SamplingColumns, tied: TiedIds | NoTies, device: torch.device, vocab_size: int) -> None:
+        self._tied = tied
         filtered = columns.filtered(vocab_size)
         free = np.setdiff1d(np.flatnonzero(columns.temperature > 0), filtered, assume_unique=True)
         self._vocab_size = vocab_size
@@ -104,6 +108,7 @@ class _TorchDraw:
         if len(better):
             self._best_id[better] = first_id + wide[better].max(1).indices
         self._best = torch.maximum(self._best, largest)  # stays NaN once it is
+        self._tied.take(first_id, wide, largest, self._best)
         if len(self._filtered.index):
             self._kept[:, first_id : first_id + wide.shape[1]] = wide[self._filtered.index] / self._filtered.temperature
         token_ids = torch.arange(first_id, first_id + wide.shape[1], dtype=torch.int32, device=wide.device)
@@ -124,7 +129,7 @@ class _TorchDraw:
             fit = sound[self._filtered.index]
             rows = self._filtered.part(fit)
             token_ids[rows.index] = _choose_filtered(self._kept[fit], rows)
-        return Drawn(token_ids.to("cpu", torch.int32).numpy(), sound.cpu().numpy())
+        return Drawn(token_ids.to("cpu", torch.int32).numpy(), sound.cpu().numpy(), self._tied.finish(self._best))
 
 
 def _choose_filtered(scaled: Tensor, rows: _Rows) -> Tensor:

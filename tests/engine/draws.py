@@ -40,9 +40,9 @@ def columns(
     return SamplingColumns(full(temperature, np.float32), full(k, np.int32), full(top_p, np.float32), full(min_p, np.float32), keys)
 
 
-def put(of: Sampler, logits: Product, asked: SamplingColumns, widths: Sequence[int] = ()) -> Drawn:
+def put(of: Sampler, logits: Product, asked: SamplingColumns, widths: Sequence[int] = (), rounded: bool = False) -> Drawn:
     """Draw from logits [R, V], given in slices of these widths and a rest."""
-    draw = of.begin(asked)
+    draw = of.begin(asked, rounded)
     values = logits if isinstance(logits, torch.Tensor) else logits.values
     starts = [0, *np.cumsum(widths, dtype=int).tolist(), values.shape[1]]
     for start, end in pairwise(starts):

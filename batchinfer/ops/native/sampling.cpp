@@ -96,6 +96,17 @@ void keep(const Draw& a, int64_t row, const RowSlice<T>& slice, int64_t first_id
   std::memcpy(kept + whole, rest, (slice.width - whole) * sizeof(float));
 }
 
+// Adds the ids whose logits are the row's largest so far, `top`, from `place` in the slice on.
+template <class T>
+void note_ties(const Draw& a, int64_t row, const RowSlice<T>& slice, int64_t first_id, float top, int64_t place) {
+  int32_t* ids = a.ties + row * kMostTies;
+  int32_t count = a.num_ties[row];
+  for (int64_t i = place / kLanes * kLanes; i < slice.width; i += kLanes)
+    for (Mask found = equal(slice.at(i), splat(top)); found && count < kMostTies; found &= found - 1)
+      ids[count++] = int32_t(first_id + i) + first_lane(found);
+  a.num_ties[row] = count;
+}
+
 template <class T>
 void take_rows(int64_t begin, int64_t end, void* context) {
   const Slice& s = *static_cast<const Slice*>(context);
@@ -112,10 +123,15 @@ void take_rows(int64_t begin, int64_t end, void* context) {
     if (nan) a.best[row] = std::numeric_limits<float>::quiet_NaN();
     if (std::isnan(a.best[row])) continue;
     const float top = most_of(high);
+    int64_t place = 0;
+    const bool ties = a.ties && a.temperature[row] <= 0 && top >= a.best[row];
     if (top > a.best[row]) {
+      place = slice.position_of(top);
       a.best[row] = top;
-      a.best_id[row] = int32_t(s.first_id + slice.position_of(top));
+      a.best_id[row] = int32_t(s.first_id + place);
+      if (ties) a.num_ties[row] = 0;
     }
+    if (ties) note_ties(a, row, slice, s.first_id, top, place);
     if (a.kept_row[row] >= 0) {
       keep(a, row, slice, s.first_id);
     } else if (a.temperature[row] > 0) {

@@ -13,6 +13,7 @@ typedef uint32_t Mask;  // a bit per lane
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();
+constexpr int kMostTies = 16;         // MOST_TIES in ops/draw.py
 constexpr float kMostNoise = 22.25f;  // more than gumbel() gives: -ln(-ln(1 - 2^-32)) is 22.18
 
 #ifdef __AVX512F__
@@ -164,6 +165,8 @@ struct Draw {
   float* noisy;  // largest logit / temperature + noise
   int32_t* noisy_id;
   float* kept;  // [.., vocab_size]: logits / temperature
+  int32_t* ties;      // [rows, kMostTies]: ids with the largest logit in rows of temperature 0, ascending; null: not wanted
+  int32_t* num_ties;  // [rows]
   int64_t rows;
   int64_t vocab_size;
 };

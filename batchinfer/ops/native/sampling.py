@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchinfer.ops.draw import Draw, Drawn, SamplingColumns, max_kept
+from batchinfer.ops.draw import MOST_TIES, Draw, Drawn, SamplingColumns, Ties, max_kept
 from batchinfer.ops.rows import Product, ScaledRows
 
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -18,7 +18,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 class _Draw(ctypes.Structure):
     _fields_ = [
         *((name, POINTER) for name in ("temperature", "top_p", "min_p", "top_k", "keys", "kept_row")),
-        *((name, POINTER) for name in ("best", "best_id", "noisy", "noisy_id", "kept")),
+        *((name, POINTER) for name in ("best", "best_id", "noisy", "noisy_id", "kept", "ties", "num_ties")),
         ("rows", COUNT),
         ("vocab_size", COUNT),
     ]
@@ -45,9 +45,9 @@ class NativeSampler:
         self.choose.argtypes, self.choose.restype = [ctypes.POINTER(_Choice)], None
         self._kept = np.empty((0, vocab_size), np.float32)
 
-    def begin(self, columns: SamplingColumns) -> Draw:
+    def begin(self, columns: SamplingColumns, rounded: bool = False) -> Draw:
         """Start on rows of which at most `max_kept(vocab_size)` filter."""
-        return _NativeDraw(self, columns)
+        return _NativeDraw(self, columns, rounded)
 
     def room_for(self, num_rows: int) -> np.ndarray:
         """Float32 [num_rows or more, V] for kept logits: the same memory every step, so that no step faults it in."""
@@ -60,7 +60,7 @@ class NativeSampler:
 class _NativeDraw:
     """Holds the arrays that `_draw` points into: they live as long as the step."""
 
-    def __init__(self, sampler: NativeSampler, columns: SamplingColumns) -> None:
+    def __init__(self, sampler: NativeSampler, columns: SamplingColumns, rounded: bool) -> None:
         self._sampler = sampler
         self._filtered = columns.filtered(sampler.vocab_size).astype(np.int32)
         rows = len(columns.temperature)
@@ -69,6 +69,7 @@ class _NativeDraw:
         self._kept_row, self._columns, self._kept = kept_row, columns, sampler.room_for(len(self._filtered))
         self._best, self._noisy = np.full((2, rows), -np.inf, np.float32)
         self._best_id, self._noisy_id = np.zeros((2, rows), np.int32)
+        self._ties, self._num_ties = np.empty((rows, MOST_TIES), np.int32), np.zeros(rows, np.int32)
         self._draw = _Draw(
             **{name: getattr(columns, name).ctypes.data for name in ("temperature", "top_p", "min_p", "top_k", "keys")},
             kept_row=kept_row.ctypes.data,
@@ -77,6 +78,8 @@ class _NativeDraw:
             noisy=self._noisy.ctypes.data,
             noisy_id=self._noisy_id.ctypes.data,
             kept=self._kept.ctypes.data,
+            ties=self._ties.ctypes.data if rounded else None,
+            num_ties=self._num_ties.ctypes.data,
             rows=rows,
             vocab_size=sampler.vocab_size,
         )
@@ -106,7 +109,15 @@ class _NativeDraw:
             chosen = np.empty(len(rows), np.int32)
             self._sampler.choose(_Choice(ctypes.addressof(self._draw), rows.ctypes.data, chosen.ctypes.data, len(rows)))
             token_ids[rows] = chosen
-        return Drawn(token_ids, sound)
+        return Drawn(token_ids, sound, self._ties_of(sound))
+
+    def _ties_of(self, sound: np.ndarray) -> Ties:
+        tied = np.flatnonzero(sound & (self._num_ties > 1))
+        if not len(tied):
+            return Ties()
+        count = self._num_ties[tied]
+        rows, token_ids = np.repeat(tied, count), self._ties[tied][np.arange(MOST_TIES) < count[:, None]]
+        return Ties(rows, token_ids.astype(np.int64), self._best[rows])
 
 
 def _plain(logits: Product) -> tuple[Tensor, Tensor | None]:
