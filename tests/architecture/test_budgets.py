@@ -18,6 +18,7 @@ from batchinfer.config import EngineConfig
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "batchinfer"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+NATIVE_SOURCES = sorted([*PACKAGE.rglob("*.cpp"), *PACKAGE.rglob("*.h")])
 MAX_FILE_LINES = 400
 MAX_CLASS_LINES = 250
 MAX_FUNCTION_LINES = 60
@@ -59,6 +60,11 @@ def is_command(path: Path, node: Function) -> bool:
         return False
     decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
     return any("gathers_flags" in text or ".command" in text or ".callback" in text for text in decorators)
+
+
+@pytest.mark.parametrize("path", NATIVE_SOURCES, ids=name_of)
+def test_sizes_of_native_sources(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_FILE_LINES
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

@@ -1,14 +1,13 @@
 // Paged attention for CPUs: rotary, the write of keys and values, and attention, for decode rows and prompt chunks
 // through one routine, so that a query row gives the same bits in either. Keys are reduced in tiles of kTile tokens at
 // absolute positions, in ascending order, with a running maximum and sum (FlashAttention, arXiv:2205.14135). A row's
-// sums never depend on the rows beside it: each runs over d or over t in ascending order. The products of a tile are in
-// attention_tiles.h.
+// sums never depend on the rows beside it: each runs over d or over t in ascending order. attention_heads.h reads and
+// writes single heads; the products of a tile are in attention_tiles.h.
 
 #include <algorithm>
 #include <atomic>
-#include <type_traits>
 
-#include "attention_tiles.h"
+#include "attention_heads.h"
 
 namespace {
 
@@ -17,148 +16,22 @@ namespace {
 template <class P>
 struct Attention {
   const Args& a;
+  const Heads<P> heads;
   const int group, dim, words, shift;
-  const int64_t size, group_bytes, block_bytes, row_elements;
+  const int64_t size, group_bytes, block_bytes;
   const float unit;  // of a score's exponent: softmax runs on powers of two
 
   explicit Attention(const Args& args)
       : a(args),
+        heads(args),
         group(int(args.heads / args.kv_heads)),
-        dim(int(args.dim)),
-        words(int(args.dim) / P::kPack * P::kWords),
+        dim(heads.dim),
+        words(heads.words),
         shift(__builtin_ctzll(args.block_size)),
-        size(args.block_size),
-        group_bytes(args.dim * kGroup * kItemBytes<P>),
-        block_bytes(args.block_size * (args.dim * kItemBytes<P> + (P::kScaled ? 4 : 0))),
-        row_elements((args.heads + 2 * args.kv_heads) * args.dim),
+        size(heads.size),
+        group_bytes(heads.group_bytes),
+        block_bytes(heads.block_bytes),
         unit(args.softcap == 0.0f ? args.scale * kLog2e : args.scale / args.softcap) {}
-
-  // One head of a row of qkv as floats rounded to the run's dtype.
-  void read_head(int64_t row, int64_t head, float* to) const {
-    const int64_t column = head * dim, at = row * row_elements + column;
-    const Vec factor = splat(a.row_scale ? a.row_scale[row] : 1.0f);
-    for (int d = 0; d < dim; d += kLanes) {
-      Vec x = a.qkv_is_bf16 ? load(static_cast<const Bf16*>(a.qkv) + at + d) : load(static_cast<const float*>(a.qkv) + at + d);
-      if (a.row_scale) {
-        x = x * factor;
-        if (a.bias) x = x + load(a.bias + column + d);
-      }
-      store(to + d, in_run_dtype(x));
-    }
-  }
-
-  Vec in_run_dtype(Vec x) const { return a.run_is_bf16 ? rounded_to_bf16(x) : x; }
-
-  // Entries i and i + rotated form a pair (Su et al., arXiv:2104.09864).
-  void rotate(int64_t row, float* x) const {
-    const int n = int(a.rotated);
-    const float *cos = a.cos + row * n, *sin = a.sin + row * n;
-    int i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      const Vec first = load(x + i), second = load(x + n + i), c = load(cos + i), s = load(sin + i);
-      store(x + i, in_run_dtype(first * c - second * s));
-      store(x + n + i, in_run_dtype(second * c + first * s));
-    }
-    for (; i < n; ++i) {
-      const float first = x[i], second = x[n + i];
-      x[i] = in_run_dtype(splat(first * cos[i] - second * sin[i]))[0];
-      x[n + i] = in_run_dtype(splat(second * cos[i] + first * sin[i]))[0];
-    }
-  }
-
-  // 8-bit codes of a head with zero point 128, and its scale; as attention/kv_cache.py quantises.
-  float encode(const float* x, uint8_t* codes) const {
-    Vec best = Vec{}, odd = Vec{};
-    for (int d = 0; d < dim; d += kLanes) {
-      const Vec y = load(x + d);
-      best = max((Vec)((IVec)y & 0x7FFFFFFF), best);
-      odd = odd + (y - y);  // NaN where an entry is NaN or infinite
-    }
-    const float most = largest(best), inverse = most > 0.0f && most < INFINITY ? 127.0f / most : 0.0f;
-    for (int d = 0; d < dim; d += kLanes) {
-      const IVec code = nearest(load(x + d) * inverse) + kZeroPoint;
-      for (int i = 0; i < kLanes; ++i) codes[d + i] = uint8_t(code[i]);
-    }
-    return most / 127.0f + total(odd);
-  }
-
-  // Rotates and stores the keys and values of one token.
-  void write(int64_t row, Scratch& s) const {
-    for (int64_t head = 0; head < a.kv_heads; ++head) {
-      const int64_t block = (a.write_block[row] * a.kv_heads + head) * block_bytes, t = a.write_offset[row];
-      uint8_t *k = a.k + block, *v = a.v + block;
-      read_head(row, a.heads + head, s.head);
-      rotate(row, s.head);
-      const float key_scale = put(s.head, k + t / kGroup * group_bytes + t % kGroup * 4, 64);
-      read_head(row, a.heads + a.kv_heads + head, s.head);
-      const float value_scale = put_between(s.head, v + t / P::kPack * dim * 4 + t % P::kPack * kItemBytes<P>);
-      if (P::kScaled) {
-        reinterpret_cast<float*>(k + size * dim)[t] = key_scale;
-        reinterpret_cast<float*>(v + size * dim)[t] = value_scale;
-      }
-    }
-  }
-
-  void expect_write(int64_t row) const {
-    for (int64_t head = 0; head < a.kv_heads; ++head) {
-      const int64_t block = (a.write_block[row] * a.kv_heads + head) * block_bytes, t = a.write_offset[row];
-      const uint8_t *k = a.k + block + t / kGroup * group_bytes, *v = a.v + block + t / P::kPack * dim * 4;
-      for (int i = 0; i < dim / P::kPack; ++i) __builtin_prefetch(k + i * 64, 1, 3);
-      for (int i = 0; i < dim; i += 16) __builtin_prefetch(v + i * 4, 1, 3);
-    }
-  }
-
-  // A head as stored words, `stride` bytes apart.
-  float put(const float* x, uint8_t* to, int64_t stride) const {
-    alignas(64) uint8_t stored[kMaxDim * 4];
-    const float scale = as_stored(x, stored);
-    for (int i = 0; i < dim / P::kPack; ++i) std::memcpy(to + i * stride, stored + i * 4, 4);
-    return scale;
-  }
-
-  // A head's elements, each in a word of its own.
-  float put_between(const float* x, uint8_t* to) const {
-    alignas(64) uint8_t stored[kMaxDim * 4];
-    const float scale = as_stored(x, stored);
-    for (int d = 0; d < dim; ++d) std::memcpy(to + d * 4, stored + d * kItemBytes<P>, kItemBytes<P>);
-    return scale;
-  }
-
-  float as_stored(const float* x, uint8_t* stored) const {
-    if constexpr (P::kPack == 4) {
-      return encode(x, stored);
-    } else if constexpr (P::kPack == 2) {
-      for (int d = 0; d < dim; d += kLanes) store(reinterpret_cast<Bf16*>(stored) + d, load(x + d));
-    } else {
-      std::memcpy(stored, x, dim * 4);
-    }
-    return 0.0f;
-  }
-
-  // A rotated query head in the words that stored keys are multiplied by.
-  void prepare_query(const float* x, int r, Scratch& s) const {
-    uint32_t* q = s.q + r * words;
-    if constexpr (P::kPack == 4) {
-      Vec best = Vec{};
-      Vec odd = Vec{};
-      for (int d = 0; d < dim; d += kLanes) {
-        best = max((Vec)((IVec)load(x + d) & 0x7FFFFFFF), best);
-        odd = odd + (load(x + d) - load(x + d));
-      }
-      const float most = largest(best), inverse = most > 0.0f && most < INFINITY ? kSteps16 / most : 0.0f;
-      IVec sum = IVec{};
-      for (int d = 0; d < dim; d += 2 * kLanes) {
-        const IVec low = nearest(load(x + d) * inverse);
-        const IVec high = d + kLanes < dim ? nearest(load(x + d + kLanes) * inverse) : IVec{};
-        store_bits(q + d / 2, pack_int16(low, high));
-        sum = sum + low + high;
-      }
-      s.query_shift[r] = kZeroPoint * total(sum);
-      s.query_step[r] = most / kSteps16 + total(odd);
-    } else {
-      for (int d = 0; d < dim; d += kLanes) P::to_words(q, d, load(x + d));
-    }
-  }
 
   void locate(const int32_t* blocks, int64_t head, int64_t token, int64_t end, Tile& tile) const {
     tile.groups = int(end - token < kTile ? (end - token + kGroup - 1) / kGroup : kGroups);
@@ -315,9 +188,9 @@ struct Attention {
     const int rows = int(item.queries) * group;
     // One thing at a time for all rows, so that these short chains of dependent operations overlap; the queries wait
     // where the sums will be.
-    for (int r = 0; r < rows; ++r) read_head(item.first_row + r / group, item.head * group + r % group, s.out + r * dim);
-    for (int r = 0; r < rows; ++r) rotate(item.first_row + r / group, s.out + r * dim);
-    for (int r = 0; r < rows; ++r) prepare_query(s.out + r * dim, r, s);
+    for (int r = 0; r < rows; ++r) heads.read_head(item.first_row + r / group, item.head * group + r % group, s.out + r * dim);
+    for (int r = 0; r < rows; ++r) heads.rotate(item.first_row + r / group, s.out + r * dim);
+    for (int r = 0; r < rows; ++r) heads.prepare_query(s.out + r * dim, r, s);
     std::fill(s.highest, s.highest + rows, kLevel);
     std::memset(s.sum, 0, sizeof(float) * rows * kLanes);
     std::memset(s.out, 0, sizeof(float) * rows * dim);
@@ -370,11 +243,11 @@ struct Work {
 
 template <class P>
 void write_rows(int64_t begin, int64_t end, void* context) {
-  const Attention<P> attention(*static_cast<const Work*>(context)->args);
-  if (begin < end) attention.expect_write(begin);
+  const Heads<P> heads(*static_cast<const Work*>(context)->args);
+  if (begin < end) heads.expect_write(begin);
   for (int64_t row = begin; row < end; ++row) {
-    if (row + 1 < end) attention.expect_write(row + 1);
-    attention.write(row, scratch());
+    if (row + 1 < end) heads.expect_write(row + 1);
+    heads.write(row, scratch());
   }
 }
 
