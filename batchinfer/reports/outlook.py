@@ -35,6 +35,7 @@ class Outlook:
     in_other_order: Prediction
     gpu: Gpu | None
     output_length: int | None  # tokens that a row is expected to generate, None: its max_tokens
+    with_drafts: bool  # the run would guess tokens ahead, which is not predicted
 
     @property
     def order_gain(self) -> float:
@@ -47,6 +48,7 @@ class Outlook:
         return {
             "device": self.place.device,
             "source": self.source,
+            "speculation_ignored": self.with_drafts,
             "output_length": self.output_length,
             "prediction": self.prediction.as_dict(),
             "prefix_share": round(self.prediction.prefix_hit_rate, 4),
@@ -86,7 +88,8 @@ def look_ahead(config: EngineConfig, model: ModelHandle, place: Place, sample: R
     if found is None or other is None:
         return None
     fits = kv_fits(place, model, sample.lengths(), config.num_kv_blocks)
-    return Outlook(place, fits, cost.source, found, config.order, other_order, other, gpu, sample.output_length)
+    with_drafts = config.speculative != "off"
+    return Outlook(place, fits, cost.source, found, config.order, other_order, other, gpu, sample.output_length, with_drafts)
 
 
 def _cost(config: EngineConfig, model: ModelHandle, place: Place, gpu: Gpu | None) -> StepCost:
@@ -107,13 +110,14 @@ def outlook_lines(outlook: Outlook) -> list[tuple[str, str]]:
         if found.rows_simulated == found.rows
         else f"; {found.rows_simulated:,} of {found.rows:,} rows were simulated, the rest is scaled"
     )
+    drafts = "; as if without drafts" if outlook.with_drafts else ""
     lines = [
         ("prefix cache", f"gives {found.prefix_hit_rate:.0%} of the prompt tokens"),
         ("order", _order_words(outlook)),
         (
             "expected",
             f"{in_words(found.seconds)} {_lengths(outlook)}, {found.output_tokens_per_s:,.0f} output tokens/s "
-            f"({found.total_tokens_per_s:,.0f} with prompts); {measured}, start and loading not counted{part}",
+            f"({found.total_tokens_per_s:,.0f} with prompts); {measured}, start and loading not counted{drafts}{part}",
         ),
         ("first token", _latency_words(found.ttft_ms, "from a row's admission")),
     ]

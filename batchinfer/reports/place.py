@@ -31,6 +31,12 @@ class Place:
     kv_budget: int  # bytes that the KV pool may take
     limits: EngineLimits
     reason: str  # why the pool is as large as it is
+    paged: bool  # False: every row has room for a whole context
+
+    def rows_at_once(self, lengths: np.ndarray, pool_tokens: int) -> int:
+        """Rows of average length that fit into a pool. `lengths`: int64, prompt plus most output tokens of each row."""
+        each = max(1, round(float(lengths.mean()))) if self.paged else self.limits.max_model_len
+        return int(min(self.limits.max_num_seqs, len(lengths), max(1, pool_tokens // each)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +72,13 @@ def this_machine(config: EngineConfig, model: ModelHandle, lengths: np.ndarray) 
         kv_budget=config.kv_cache_memory or int(free * (CPU_SHARE if on_cpu else CUDA_SHARE)),
         limits=limits,
         reason=pool.reason,
+        paged=config.paged,
     )
 
 
 def on_gpu(gpu: Gpu, config: EngineConfig, model: ModelHandle) -> Place:
     """A GPU that need not be there, in bf16. Raises `CapacityError` where the model does not fit, `ConfigError` for what cannot be."""
-    from batchinfer.build import CUDA_DEFAULTS
+    from batchinfer.build_model import CUDA_DEFAULTS
     from batchinfer.core.admission import EngineLimits
 
     if config.dtype == "float32":
@@ -98,7 +105,7 @@ def on_gpu(gpu: Gpu, config: EngineConfig, model: ModelHandle) -> Place:
         num_blocks=blocks + 1,
         kv_bytes_per_token=per_token,
     )
-    return Place(gpu.title, "bf16", config.quantization, kv_dtype, weights, usable, budget, limits, asked)
+    return Place(gpu.title, "bf16", config.quantization, kv_dtype, weights, usable, budget, limits, asked, config.paged)
 
 
 def kv_bytes(model: ModelHandle, kv_dtype: str) -> int:
@@ -115,13 +122,12 @@ def kv_fits(place: Place, model: ModelHandle, lengths: np.ndarray, fixed_blocks:
     """The job in the place's own KV format and in the usual others; `fixed_blocks`: a pool that was asked for in blocks."""
     limits, size = place.limits, place.limits.block_size
     longest = np.sort(lengths)[::-1][: limits.max_num_seqs]
-    needed = int((-(-longest // size)).sum())
+    needed = int((-(-longest // size)).sum()) if place.paged else len(longest) * -(-limits.max_model_len // size)
     fits = []
     for dtype in _formats(place.kv_cache_dtype):
         per_token = kv_bytes(model, dtype)
         room = fixed_blocks or place.kv_budget // (size * per_token)
-        at_once = min(len(longest), max(1, room * size // max(1, round(float(lengths.mean())))))
-        fits.append(KVFit(dtype, per_token, needed, needed * size * per_token, int(room), int(at_once)))
+        fits.append(KVFit(dtype, per_token, needed, needed * size * per_token, int(room), place.rows_at_once(lengths, int(room) * size)))
     return fits
 
 

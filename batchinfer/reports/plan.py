@@ -166,7 +166,7 @@ def percentiles(values: array[int]) -> dict[str, int]:
 
 def fit_of(place: Place, tally: RowTally) -> Fit:
     """Weights, KV bytes and pool of this job at a place."""
-    limits, lengths = place.limits, tally.lengths()
+    limits = place.limits
     return Fit(
         device=place.device,
         dtype=place.dtype,
@@ -176,7 +176,7 @@ def fit_of(place: Place, tally: RowTally) -> Fit:
         free_bytes=place.free_bytes,
         kv_bytes_per_token=limits.kv_bytes_per_token,
         pool_tokens=limits.pool_tokens,
-        rows_at_once=int(min(limits.max_num_seqs, len(lengths), max(1, limits.pool_tokens // max(1, round(float(lengths.mean())))))),
+        rows_at_once=place.rows_at_once(tally.lengths(), limits.pool_tokens),
         reason=place.reason,
     )
 

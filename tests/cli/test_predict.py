@@ -231,6 +231,9 @@ def test_plan_says_how_long_it_will_take(cli: Cli, tiny_folder: Path, tmp_path: 
     assert here["prefix_share"] == pytest.approx(19 * 32 / (20 * 41), abs=1e-4)
     assert outlook("--no-prefix-caching")["prefix_share"] == 0
     assert outlook("--concurrency", "4")["prediction"]["peak_running"] == 4
+    assert (here["speculation_ignored"], outlook("--speculative", "ngram")["speculation_ignored"]) == (False, True)
+    slabs = outlook("--no-paged", "--num-kv-blocks", "48")  # 512 tokens for each row, in blocks of 32
+    assert slabs["prediction"]["peak_running"] == slabs["kv"][0]["rows_at_once"] == 3
     assert outlook("--output-length", "2")["prediction"]["steps"] < here["prediction"]["steps"]
     there = outlook("--gpu", "rtx 4090", "--kv-cache-dtype", "int8")
     assert (there["device"], there["gpu"]["bandwidth"], there["kv"][0]["dtype"]) == ("GeForce RTX 4090", 1.008e12, "int8")
