@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from batchinfer.build_model import CPU_DEFAULTS, CUDA_DEFAULTS, attn_spec, is_quantised, load_weights
@@ -45,8 +45,31 @@ class JobNeed:
         return cls(sum(sorted((min(length, model.max_model_len) for length in lengths), reverse=True)[:seqs]))
 
 
-def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None = None) -> Engine:
-    """Load the weights and put the engine together, one part after another."""
+class WeightShelf:
+    """Loaded weights, kept for several engines that compute alike and differ in how they batch, remember or guess.
+
+    The engines may exist side by side but must not run at the same time. When memory is short the others are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, ...], tuple[Decoder, LmHead]] = {}
+
+    def load(self, model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, LmHead]:
+        """The model's weights as the target computes with them, loaded at the first time."""
+        from batchinfer.runtime.pool_size import free_bytes, return_freed_memory
+
+        chosen = (f"{choice.operation} {choice.chosen}" for choice in target.choices)
+        key = (str(model.files.path), target.dtype_name, target.linear.name, *chosen)
+        if key not in self._kept:
+            if self._kept and weight_footprint(model, target).peak > free_bytes(target.device):
+                self._kept.clear()
+                return_freed_memory()
+            self._kept[key] = load_weights(replace(model, max_model_len=model.config.max_position), target)
+        return self._kept[key]
+
+
+def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None = None, shelf: WeightShelf | None = None) -> Engine:
+    """Load the weights, or take them from the shelf, and put the engine together, one part after another."""
     wait_politely()
     import torch
 
@@ -58,7 +81,7 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
         torch.set_num_threads(config.threads)
     target = compute_target(config, model)
     try:
-        parts = None if config.fake_model else load_weights(model, target)
+        parts = None if config.fake_model else load_weights(model, target) if shelf is None else shelf.load(model, target)
         limits, pool = engine_limits(config, model, target, need)
         control = control_plane(config, model.tokenizer.vocabulary, limits)
         data = _fake_plane(model, control, target, pool) if parts is None else _data_plane(config, model, control, target, pool, parts)

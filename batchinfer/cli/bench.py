@@ -1,4 +1,4 @@
-"""`batchinfer bench`: throughput of one configuration on one workload, or the host's cost of a step."""
+"""`batchinfer bench`: throughput and latency of one configuration on one workload, or the host's cost of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchinfer.cli.flags import EngineFlags, GeneralFlags, ModelFlags, gathers_flags, parse_count
+from batchinfer.cli.flags import EngineFlags, GeneralFlags, ModelFlags, gathers_flags
+from batchinfer.cli.measure_flags import ReportFlags, WorkloadFlags
 from batchinfer.cli.settings import engine_config
 from batchinfer.cli.write_json import write_json
 from batchinfer.errors import ConfigError
@@ -18,99 +19,108 @@ if TYPE_CHECKING:
     from batchinfer.config import EngineConfig
     from batchinfer.engine import Engine
     from batchinfer.reports.limit import LimitMeter
+    from batchinfer.reports.measuring_face import MeasuringFace
     from batchinfer.reports.workload import Workload
 
-PROGRESS_SECONDS = 10.0
 HOST_COST_FROM = 64  # rows at once below which the churn scenario says nothing
 
 
 @gathers_flags
 def bench(
-    workload: Annotated[
-        Path | None,
+    workload_flags: WorkloadFlags = WorkloadFlags(),
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", help="Runs to take the median of (1).", rich_help_panel="Workload", show_default=False)
+    ] = 1,
+    compare: Annotated[
+        tuple[Path, Path] | None,
         typer.Option(
-            "--workload",
-            metavar="FILE",
-            help="JSONL rows with prompt, messages or prompt_token_ids and sampling parameters (else: a synthetic chat mix).",
-            rich_help_panel="Workload",
+            "--compare",
+            metavar="A.json B.json",
+            help="Measure nothing: compare two reports that bench, ablate or sweep-kv wrote with --json.",
+            rich_help_panel="Output",
             show_default=False,
         ),
     ] = None,
-    rows: Annotated[
-        Any,
-        typer.Option(
-            "--rows",
-            "--limit",
-            metavar="N",
-            help="Rows to run, fewer for a quick look (128, or the whole file).",
-            parser=parse_count,
-            rich_help_panel="Workload",
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Seed of the synthetic mix and of the job.", rich_help_panel="Workload")
-    ] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the numbers as JSON.", rich_help_panel="Output", show_default=False)
-    ] = None,
-    quiet: Annotated[
-        bool,
-        typer.Option(
-            "-q", "--quiet", metavar=" ", help="No progress on stderr; the report at the end is printed.", rich_help_panel="Output"
-        ),
-    ] = False,
+    report_flags: ReportFlags = ReportFlags(),
     model_flags: ModelFlags = ModelFlags(),
     engine_flags: EngineFlags = EngineFlags(),
     general: GeneralFlags = GeneralFlags(),
 ) -> int:
-    """Measure throughput on one workload, beside the physical limit of this machine.
+    """Measure throughput and latency on one workload, beside the physical limit of this machine.
 
     batchinfer bench --rows 16
-    batchinfer bench --workload prompts.jsonl --concurrency 64 --json result.json
+
+    batchinfer bench --mix shared-prefix --repeats 3 --json a.json
+
+    batchinfer bench --workload prompts.jsonl --concurrency 64 --json b.json
+
+    batchinfer bench --compare a.json b.json
 
     All rows are waiting at the start, as in an offline job; --concurrency N keeps at most N of them running. Ctrl-C ends
     it early and reports what was measured until then.
     """
-    if rows is not None and rows < 1:
-        raise ConfigError(f"--rows {rows}: must be at least 1")
-    config = engine_config(model_flags, engine_flags, seed)
-    if config.fake_model and config.max_num_seqs is not None and workload is None:
-        return _host_cost(config, json_file)
-    return _throughput(config, workload, rows, json_file, quiet)
+    if compare is not None:
+        return _compare(*compare)
+    workload_flags.check()
+    if repeats < 1:
+        raise ConfigError(f"--repeats {repeats}: must be at least 1")
+    config = engine_config(model_flags, engine_flags, workload_flags.seed)
+    if config.fake_model and config.max_num_seqs is not None and workload_flags.workload is None and workload_flags.mix is None:
+        return _host_cost(config, report_flags.json_file)
+    return _throughput(config, workload_flags, repeats, report_flags)
 
 
-def _throughput(config: EngineConfig, path: Path | None, rows: int | None, json_file: Path | None, quiet: bool) -> int:
-    from batchinfer.build import JobNeed, open_model
-    from batchinfer.reports.bench import finish_seconds, run_workload
+def _throughput(config: EngineConfig, flags: WorkloadFlags, repeats: int, out: ReportFlags) -> int:
+    from batchinfer.build import JobNeed, WeightShelf, open_model
+    from batchinfer.machine import process_age_s
+    from batchinfer.reports.bench import Before, Repeats, finish_seconds, run_workload
+    from batchinfer.reports.measuring_face import MeasuringFace
     from batchinfer.reports.metering import RunMeter
     from batchinfer.reports.summary import print_end
     from batchinfer.reports.wording import kernels_folded
 
-    began = time.perf_counter()
+    start, began = process_age_s(), time.perf_counter()
     model = open_model(config)
     opened = time.perf_counter()
-    load = _workload(path, rows, model, config)
-    io_seconds = time.perf_counter() - opened
-    meter = RunMeter(measure_again=True)
-    need = JobNeed(pool_tokens=load.prompt_tokens + load.most_output_tokens)
-    engine = meter.build_engine(config, model, need)
-    engine.on_step = meter.step
-    say = _Progress(quiet, len(load.requests))
-    for line in [*_size(load, engine, meter.meter), *kernels_folded(engine.choices)]:
-        say(line)
-    result = run_workload(engine, load, say.tick)
-    report = result.report
-    report.model = config.model
-    finish_seconds(report, (opened - began) + meter.load_seconds, io_seconds)
-    summary = meter.summary(report)
+    shelf, runs = WeightShelf(), Repeats()
+    with MeasuringFace(out.quiet, sys.stderr) as face:
+        load = flags.load(model, face)
+        io_seconds = time.perf_counter() - opened
+        need = JobNeed(pool_tokens=load.prompt_tokens + load.most_output_tokens)
+        for repeat in range(repeats):
+            meter = RunMeter(measure_again=not repeat, shelf=shelf)
+            engine = meter.build_engine(config, model, need)
+            engine.on_step = meter.step
+            if not repeat:
+                before = Before(start, (opened - began) + meter.load_seconds, io_seconds)
+                for line in [*_size(load, engine, meter.meter), *kernels_folded(engine.choices)]:
+                    face.say(line)
+            run = run_workload(engine, load, _ticker(face, len(load.requests), f"run {repeat + 1} of {repeats}: " if repeats > 1 else ""))
+            run.report.model = config.model
+            finish_seconds(run.report, before)
+            runs.add(run, meter.summary(run.report))
+            if run.report.interrupted:
+                break
+    run, summary = runs.median
     print_end(summary, sys.stderr, quiet=False)
-    if inter_token := result.steps.inter_token_ms():
-        print("inter-token latency: " + ", ".join(f"{name} {value:.1f} ms" for name, value in inter_token.items()), file=sys.stderr)
-    write_json(
-        json_file,
-        {**summary.as_dict(), **result.extra_keys(), "workload": load.name, "interrupted": bool(report.interrupted), "command": sys.argv},
-    )
-    return report.exit_code
+    for line in runs.lines():
+        print(line, file=sys.stderr)
+    document = {**summary.as_dict(), **run.extra_keys(), **runs.as_dict(), "workload": load.name, "command": sys.argv, "seed": flags.seed}
+    write_json(out.json_file, document)
+    return runs.exit_code
+
+
+def _ticker(face: MeasuringFace, rows: int, before: str) -> Any:
+    """Tells the face about each step."""
+
+    def tick(engine: Engine, done: int, seconds: float) -> None:
+        stats = engine.stats
+        face.progress(
+            f"{before}[{seconds:.0f} s] rows {done:,}/{rows:,} done, {stats.running:,} running, {stats.waiting:,} waiting; "
+            f"{stats.output_tokens / max(seconds, 1e-9):,.0f} output tokens/s"
+        )
+
+    return tick
 
 
 def _size(load: Workload, engine: Engine, meter: LimitMeter | None) -> list[str]:
@@ -118,11 +128,10 @@ def _size(load: Workload, engine: Engine, meter: LimitMeter | None) -> list[str]
     from batchinfer.reports.plan import least_seconds
     from batchinfer.reports.wording import in_words
 
-    prompts = [len(request.prompt_ids) for request in load.requests]
-    outputs = [request.params.max_tokens for request in load.requests]
-    most = "" if all(request.params.ignore_eos for request in load.requests) else "at most "
-    lines = [f"workload: {load.name}, {len(load.requests):,} rows, {sum(prompts):,} prompt tokens, {most}{sum(outputs):,} output tokens"]
+    lines = [f"workload: {load.described()}"]
     if meter is not None:
+        prompts = [len(request.prompt_ids) for request in load.requests]
+        outputs = [request.params.max_tokens for request in load.requests]
         limits = engine.limits
         at_once = min(len(prompts), limits.max_num_seqs, max(1, limits.pool_tokens * len(prompts) // max(1, sum(prompts) + sum(outputs))))
         least = least_seconds(meter.dims, meter.rates, (prompts, outputs), at_once)
@@ -132,12 +141,12 @@ def _size(load: Workload, engine: Engine, meter: LimitMeter | None) -> list[str]
     return lines
 
 
-def _workload(path: Path | None, rows: int | None, model: Any, config: EngineConfig) -> Workload:
-    from batchinfer.reports.workload import CHAT_ROWS, chat_mix, read_workload
+def _compare(first: Path, second: Path) -> int:
+    from batchinfer.reports.compare import compare_files
+    from batchinfer.reports.summary import report_console
 
-    if path is not None:
-        return read_workload(path, model.tokenizer, rows)
-    return chat_mix(model.tokenizer.vocabulary, config.seed, rows or CHAT_ROWS, model.max_model_len)
+    report_console(sys.stdout).print(compare_files(first, second))
+    return 0
 
 
 def _host_cost(config: EngineConfig, json_file: Path | None) -> int:
@@ -169,25 +178,3 @@ def _host_cost(config: EngineConfig, json_file: Path | None) -> int:
         },
     )
     return 0
-
-
-class _Progress:
-    """A line every ten seconds."""
-
-    def __init__(self, quiet: bool, rows: int) -> None:
-        self.quiet = quiet
-        self.rows = rows
-        self.next_at = PROGRESS_SECONDS
-
-    def __call__(self, line: str) -> None:
-        if not self.quiet:
-            print(line, file=sys.stderr, flush=True)
-
-    def tick(self, engine: Any, done: int, seconds: float) -> None:
-        if seconds >= self.next_at:
-            self.next_at = seconds + PROGRESS_SECONDS
-            stats = engine.stats
-            self(
-                f"[{seconds:.0f} s] rows {done:,}/{self.rows:,} done, {stats.running:,} running, {stats.waiting:,} waiting; "
-                f"{stats.output_tokens / seconds:,.0f} output tokens/s"
-            )

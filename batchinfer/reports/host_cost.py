@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from batchinfer.core.request import Request, SamplingParams
 from batchinfer.machine import speed_factor
-from batchinfer.reports.workload import Workload, churn_mix
+from batchinfer.reports.mixes import churn_mix
+from batchinfer.reports.workload import Workload
 
 if TYPE_CHECKING:
     from batchinfer.core.stats import StepShape

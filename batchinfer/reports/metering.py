@@ -11,7 +11,7 @@ from batchinfer.reports.predict import StepForecast
 from batchinfer.reports.rates import Arithmetic, machine_rates
 
 if TYPE_CHECKING:
-    from batchinfer.build import JobNeed, ModelHandle
+    from batchinfer.build import JobNeed, ModelHandle, WeightShelf
     from batchinfer.config import EngineConfig
     from batchinfer.core.stats import StepShape
     from batchinfer.core.step_cost import StepCost
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class RunMeter:
     """Hands the job its engine, knows from then on what a step costs at least, and writes the report's keys."""
 
-    def __init__(self, measure_again: bool = False) -> None:
+    def __init__(self, measure_again: bool = False, shelf: WeightShelf | None = None) -> None:
         self.measure_again = measure_again
+        self._shelf = shelf
         self.meter: LimitMeter | None = None
         self.forecast: StepForecast | None = None
         self.load_seconds = 0.0
@@ -35,7 +36,7 @@ class RunMeter:
 
         cost = self._step_cost(config, model)
         start = time.perf_counter()
-        engine = build_engine(config, model, need)
+        engine = build_engine(config, model, need, self._shelf)
         self.load_seconds = time.perf_counter() - start
         self.meter = None if config.fake_model else meter_for(engine, model, self.measure_again)
         self.forecast = None if cost is None else StepForecast(cost)

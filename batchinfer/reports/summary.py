@@ -146,14 +146,19 @@ def end_table(summary: RunSummary) -> Table:
     return table
 
 
+def report_console(stream: TextIO) -> Console:
+    """A console for a report: as wide as the terminal, or of a fixed width and without colours where there is none."""
+    plain = not stream.isatty()
+    return Console(file=stream, highlight=False, no_color=plain, force_terminal=not plain, width=PLAIN_WIDTH if plain else None)
+
+
 def print_end(summary: RunSummary, stream: TextIO | None, quiet: bool) -> None:
     """Write the end report and the finish line; with `quiet` the finish line alone."""
     if stream is None:
         return
     report = summary.report
     if not quiet:
-        plain = not stream.isatty()
-        console = Console(file=stream, highlight=False, no_color=plain, force_terminal=not plain, width=PLAIN_WIDTH if plain else None)
+        console = report_console(stream)
         if report.stats.steps:
             console.print()
             console.print(end_table(summary))
