@@ -19,7 +19,6 @@ LATER_FLAGS = frozenset(
         *("prompt-template", "chat-template", "tensor-parallel-size", "gpu-memory-utilization"),
     )
 )
-LATER_COMMANDS = frozenset({"ablate", "sweep-kv"})
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -89,9 +88,6 @@ def _usage(error: Any, path: str) -> int:
     message = " ".join(error.format_message().split())
     if option in LATER_FLAGS or option.replace("--no-", "--") in LATER_FLAGS:
         message = f"{option} is not in this version"
-    for name in LATER_COMMANDS:
-        if f"No such command '{name}'" in message:
-            message = f"the command {name} is not in this version"
     return _say(f"{message.rstrip('.')} (see {path} --help)", int(error.exit_code))
 
 

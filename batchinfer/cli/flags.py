@@ -291,18 +291,22 @@ class GeneralFlags:
 
 
 def gathers_flags(function: Command) -> Command:
-    """Let a command take flag records: each field of a record becomes one flag of the command."""
+    """Let a command take flag records: each field of a record becomes one flag of the command.
+
+    A parameter of the command's own that is called like a field takes its place; the record keeps the field's default.
+    """
     spread: dict[str, type[Any] | None] = {}
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+    given = inspect.signature(function, eval_str=True).parameters
+    for parameter in given.values():
         record = parameter.annotation if hasattr(parameter.annotation, "__dataclass_fields__") else None
         spread[parameter.name] = record
-        parameters.extend(_flags_of(record) if record is not None else [parameter])
+        parameters.extend([flag for flag in _flags_of(record) if flag.name not in given] if record is not None else [parameter])
 
     @functools.wraps(function)
     def command(**values: Any) -> Any:
         given = {
-            name: values[name] if record is None else record(**{f.name: values[f.name] for f in fields(record)})
+            name: values[name] if record is None else record(**{f.name: values[f.name] for f in fields(record) if f.name not in spread})
             for name, record in spread.items()
         }
         return function(**given)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from batchinfer.cli.ablate import ablate
 from batchinfer.cli.bench import bench
 from batchinfer.cli.doctor import doctor
 from batchinfer.cli.flags import GeneralFlags, gathers_flags
 from batchinfer.cli.models import app as models_app
 from batchinfer.cli.plan import plan
 from batchinfer.cli.run import run
+from batchinfer.cli.sweep_kv import sweep_kv
 
 app = typer.Typer(
     name="batchinfer",
@@ -28,6 +30,8 @@ def everywhere(general: GeneralFlags) -> None:
 
 app.command("run")(run)
 app.command("plan")(plan)
+app.command("ablate")(ablate)
+app.command("sweep-kv")(sweep_kv)
 app.command("bench")(bench)
 app.add_typer(models_app, name="models")
 app.command("doctor")(doctor)
