@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from batchinfer.build_model import CPU_DEFAULTS, CUDA_DEFAULTS, attn_spec, is_quantised, load_weights
+from batchinfer.build_model import CPU_DEFAULTS, CUDA_DEFAULTS, Ground, data_plane, is_quantised, kv_bytes_per_token, load_weights
 from batchinfer.build_model import ModelHandle as ModelHandle
 from batchinfer.build_model import batch_sizes as batch_sizes
 from batchinfer.build_model import compute_target as compute_target
@@ -22,9 +22,7 @@ from batchinfer.runtime.threads import wait_politely
 
 if TYPE_CHECKING:
     from batchinfer.core.admission import EngineLimits
-    from batchinfer.engine import ControlPlane, Engine, EngineFacts
-    from batchinfer.layers.lm_head import LmHead
-    from batchinfer.model.decoder import Decoder
+    from batchinfer.engine import Engine, EngineFacts
     from batchinfer.ops.table import Choice
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
@@ -74,31 +72,41 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
     import torch
 
     from batchinfer.build_control import control_plane, settled
+    from batchinfer.build_drafts import choose_speculation, open_draft
     from batchinfer.engine import Engine
+    from batchinfer.runtime.data_plane import both
 
     config = settled(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = compute_target(config, model)
+    vocabulary = model.tokenizer.vocabulary
     try:
+        draft = open_draft(config, model)
         parts = None if config.fake_model else load_weights(model, target) if shelf is None else shelf.load(model, target)
-        limits, pool = engine_limits(config, model, target, need)
-        control = control_plane(config, model.tokenizer.vocabulary, limits)
-        data = _fake_plane(model, control, target, pool) if parts is None else _data_plane(config, model, control, target, pool, parts)
+        limits, pool = engine_limits(config, model, target, need, draft)
+        control = control_plane(config, vocabulary, limits, choose_speculation(config, model, draft, limits))
+        ground = Ground(control.memory.table, vocabulary, control.stopper.stop_ids, limits.num_blocks, limits.block_size)
+        data = _fake_plane(ground, target) if parts is None else data_plane(config, model, target, parts, ground)
     except MemoryError as err:
         raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err
-    return Engine(control, data, limits, model.tokenizer.vocabulary, _facts(config, model, target, data, limits))
+    data = replace(data, clear=both(data.clear, control.clear), choices=(*data.choices, pool))
+    return Engine(control, data, limits, vocabulary, _facts(config, model, target, data, limits))
 
 
-def engine_limits(config: EngineConfig, model: ModelHandle, target: ComputeTarget, need: JobNeed | None) -> tuple[EngineLimits, Choice]:
-    """What the engine would hold on this machine now, and why the pool is as large as it is; nothing is loaded."""
-    from batchinfer.attention.kv_cache import KV_FORMATS
+def engine_limits(
+    config: EngineConfig, model: ModelHandle, target: ComputeTarget, need: JobNeed | None, draft: ModelHandle | None = None
+) -> tuple[EngineLimits, Choice]:
+    """What the engine would hold on this machine now, and why the pool is as large as it is; nothing is loaded.
+
+    A draft model's keys and values lie in the same blocks, so that each is larger by them.
+    """
     from batchinfer.build_control import whole_slabs
     from batchinfer.core.admission import EngineLimits
     from batchinfer.runtime.pool_size import PoolRequest, choose_num_blocks
 
     sizes, kv_name = batch_sizes(config, target), kv_dtype_of(config, target)
-    per_token = KV_FORMATS[kv_name].bytes_per_token(attn_spec(model.config), model.config.num_layers)
+    per_token = sum(kv_bytes_per_token(kv_name, handle.config) for handle in (model, draft) if handle is not None)
     ask = PoolRequest(
         block_size=sizes["block_size"],
         bytes_per_token=per_token,
@@ -123,47 +131,13 @@ def engine_limits(config: EngineConfig, model: ModelHandle, target: ComputeTarge
     return limits, _pool_choice(limits, kv_name, reason)
 
 
-def _data_plane(
-    config: EngineConfig, model: ModelHandle, control: ControlPlane, target: ComputeTarget, pool: Choice, parts: tuple[Decoder, LmHead]
-) -> DataPlane:
-    from batchinfer.attention.kv_cache import KV_FORMATS, KVCache
-    from batchinfer.runtime.batch import RaggedBatchBuilder
-    from batchinfer.runtime.data_plane import DataPlane
-    from batchinfer.runtime.device import choose_attention
-    from batchinfer.runtime.head import GenerateHead
-    from batchinfer.runtime.runner import EagerRunner
-    from batchinfer.runtime.sampler import choose_sampler
-
-    decoder, lm_head = parts
-    table, block_size = control.memory.table, control.memory.block_size
-    kv = KVCache(
-        attn_spec(model.config),
-        model.config.num_layers,
-        control.memory.pool.num_blocks,
-        block_size,
-        KV_FORMATS[kv_dtype_of(config, target)],
-        target.device,
-    )
-    attention, choice = choose_attention(kv, target)
-    vocabulary = model.tokenizer.vocabulary
-    sampler, sampling = choose_sampler(target, vocabulary.size)
-    return DataPlane(
-        batcher=RaggedBatchBuilder(table, block_size, target.device),
-        runner=EagerRunner(decoder, attention),
-        head=GenerateHead(lm_head, table, vocabulary, control.stopper.stop_ids, sampler),
-        clear=kv.clear,
-        choices=(choice, sampling, pool),
-    )
-
-
-def _fake_plane(model: ModelHandle, control: ControlPlane, target: ComputeTarget, pool: Choice) -> DataPlane:
+def _fake_plane(ground: Ground, target: ComputeTarget) -> DataPlane:
     from batchinfer.runtime.batch import RaggedBatchBuilder
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.fake import FakeHead, FakeRunner
 
-    table = control.memory.table
-    batcher = RaggedBatchBuilder(table, control.memory.block_size, target.device)
-    return DataPlane(batcher, FakeRunner(), FakeHead(table, model.tokenizer.vocabulary), choices=(pool,))
+    batcher = RaggedBatchBuilder(ground.table, ground.block_size, target.device)
+    return DataPlane(batcher, FakeRunner(), FakeHead(ground.table, ground.vocabulary))
 
 
 def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data: DataPlane, limits: EngineLimits) -> EngineFacts:
@@ -171,6 +145,7 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
     import torch
 
     from batchinfer.build_control import features_off
+    from batchinfer.build_drafts import speculation_choices
     from batchinfer.engine import EngineFacts
     from batchinfer.runtime.self_test import linear_shapes_that_differ
 
@@ -179,7 +154,13 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
     same = "yes" if on_cpu else "not promised on a GPU"
     if differ:
         same = "no, linear layers of shape " + ", ".join(f"{o}x{i}" for o, i in differ) + " differ on this processor"
-    made = (*target.choices, *_quantization_hint(config, model, target), _kv_choice(config, target), *data.choices)
+    made = (
+        *target.choices,
+        *_quantization_hint(config, model, target),
+        _kv_choice(config, target),
+        *data.choices,
+        *speculation_choices(config),
+    )
     choices = [
         *map(str, made),
         *features_off(config, limits),

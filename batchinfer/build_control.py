@@ -12,7 +12,7 @@ from batchinfer.core.admission import EngineLimits
 from batchinfer.core.batching import ContinuousBatching, StaticBatches
 from batchinfer.core.block_pool import BlockPool, KVPool
 from batchinfer.core.contiguous import ContiguousPool
-from batchinfer.core.drafts import NoDrafts
+from batchinfer.core.drafts import Speculate, no_speculation
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.order import ArrivalQueue, GroupedQueue
 from batchinfer.core.prefix_cache import NoPrefixCache, PrefixCache, TriePrefixCache
@@ -70,7 +70,9 @@ def whole_slabs(num_blocks: int, max_num_seqs: int, max_model_len: int, block_si
     return 1 + slabs * slab
 
 
-def control_plane(config: EngineConfig, vocabulary: Vocabulary, limits: EngineLimits) -> ControlPlane:
+def control_plane(
+    config: EngineConfig, vocabulary: Vocabulary, limits: EngineLimits, speculate: Speculate = no_speculation
+) -> ControlPlane:
     """Put together the parts that decide; `config` is `settled`."""
     pool, prefix = _pool_and_cache(config, limits)
     longest = min(limits.max_model_len, limits.pool_tokens + 1)
@@ -79,14 +81,16 @@ def control_plane(config: EngineConfig, vocabulary: Vocabulary, limits: EngineLi
     batching = ContinuousBatching() if config.continuous_batching else StaticBatches()
     turns = TakeTurns(table, pool.num_blocks - 1, limits.block_size)
     whole = WholePrompts() if config.kv_cache else turns
-    memory = KVMemory(table, pool, prefix, limits.block_size, config.seed, (stopper, batching, turns))
+    guessing = speculate(table, stopper)
+    memory = KVMemory(table, pool, prefix, limits.block_size, config.seed, (stopper, batching, turns, *guessing.listeners))
+    memory.lookahead = guessing.lookahead
     held = ForecastRoom if config.kv_cache else NothingHeld
     policies = Policies(
         chunks=ChunkedPrefill() if config.chunked_prefill else whole, batching=batching, room=held if config.paged else FreeSlabs
     )
     queue = ArrivalQueue() if config.order == "arrival" else GroupedQueue()
     scheduler = Scheduler(memory, queue, Budget(limits.max_num_seqs, limits.max_num_batched_tokens), policies)
-    return ControlPlane(scheduler, memory, stopper, NoDrafts(), _retention(config, memory))
+    return ControlPlane(scheduler, memory, stopper, guessing.drafter, _retention(config, memory), guessing.clear)
 
 
 def _pool_and_cache(config: EngineConfig, limits: EngineLimits) -> tuple[KVPool, PrefixCache]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,15 @@ from batchinfer.weights.source import ModelFiles, resolve_model
 
 if TYPE_CHECKING:
     from batchinfer.attention.base import AttnSpec
+    from batchinfer.core.request import SamplingParams
+    from batchinfer.core.sequences import SequenceTable
     from batchinfer.core.step_cost import StepCost
+    from batchinfer.core.vocabulary import Vocabulary
     from batchinfer.layers.lm_head import LmHead
     from batchinfer.model.decoder import Decoder
     from batchinfer.model.footprint import Footprint
     from batchinfer.runtime.calibration import Subject
+    from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
 
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
@@ -151,3 +156,45 @@ def attn_spec(model: ModelConfig) -> AttnSpec:
 def kv_dtype_of(config: EngineConfig, target: ComputeTarget) -> str:
     """The format of keys and values: `auto` is always the run's dtype, so that 8 bits are asked for by name."""
     return target.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def kv_bytes_per_token(kv_dtype: str, model: ModelConfig) -> int:
+    """Bytes that a token's keys and values take in all layers."""
+    from batchinfer.attention.kv_cache import KV_FORMATS
+
+    return KV_FORMATS[kv_dtype].bytes_per_token(attn_spec(model), model.num_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a data plane stands on: the rows, what ends them, and the blocks that hold their keys and values."""
+
+    table: SequenceTable
+    vocabulary: Vocabulary
+    stop_ids: Callable[[SamplingParams], tuple[int, ...]]
+    num_blocks: int
+    block_size: int
+
+
+def data_plane(config: EngineConfig, model: ModelHandle, target: ComputeTarget, parts: tuple[Decoder, LmHead], ground: Ground) -> DataPlane:
+    """Put together the parts that compute, over loaded weights."""
+    from batchinfer.attention.kv_cache import KV_FORMATS, KVCache
+    from batchinfer.runtime.batch import RaggedBatchBuilder
+    from batchinfer.runtime.data_plane import DataPlane
+    from batchinfer.runtime.device import choose_attention
+    from batchinfer.runtime.head import GenerateHead
+    from batchinfer.runtime.runner import EagerRunner
+    from batchinfer.runtime.sampler import choose_sampler
+
+    decoder, lm_head = parts
+    layers, kv_format = model.config.num_layers, KV_FORMATS[kv_dtype_of(config, target)]
+    kv = KVCache(attn_spec(model.config), layers, ground.num_blocks, ground.block_size, kv_format, target.device)
+    attention, choice = choose_attention(kv, target)
+    sampler, sampling = choose_sampler(target, ground.vocabulary.size)
+    return DataPlane(
+        batcher=RaggedBatchBuilder(ground.table, ground.block_size, target.device),
+        runner=EagerRunner(decoder, attention),
+        head=GenerateHead(lm_head, ground.table, ground.vocabulary, ground.stop_ids, sampler),
+        clear=kv.clear,
+        choices=(choice, sampling),
+    )

@@ -11,7 +11,7 @@ import numpy as np
 
 from batchinfer.core.accounting import SpanRows, StepTimes, StepWork, count_step, shape_of
 from batchinfer.core.admission import EngineLimits, admissible, token_limit
-from batchinfer.core.drafts import DraftProposer
+from batchinfer.core.drafts import DraftProposer, clear_nothing
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.plan import Drafts, Plan, StepResult
 from batchinfer.core.request import Request, Result, SamplingParams
@@ -37,6 +37,7 @@ class ControlPlane:
     stopper: StopChecker
     drafter: DraftProposer
     retention: Retention
+    clear: Callable[[np.ndarray], None] = clear_nothing  # of what the proposer keeps in blocks that hold damage
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,16 @@ Speculative Decoding", for guesses that are single tokens).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from batchinfer.core.memory import Lifecycle
 from batchinfer.core.plan import Drafts, Plan
+from batchinfer.core.sequences import SequenceTable
+from batchinfer.core.stop import StopChecker
 
 
 class DraftProposer(Protocol):
@@ -33,3 +38,26 @@ class NoDrafts:
 
     def learn(self, plan: Plan, drafts: Drafts, accepted: np.ndarray) -> None:
         """Nothing to learn."""
+
+
+def clear_nothing(block_ids: np.ndarray) -> None:
+    """For parts that keep nothing in blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A proposer and what goes with it: who follows rows for it, the most it guesses, and how its part of blocks is cleared."""
+
+    drafter: DraftProposer
+    listeners: tuple[Lifecycle, ...] = ()
+    lookahead: int = 0
+    clear: Callable[[np.ndarray], None] = clear_nothing
+
+
+Speculate = Callable[[SequenceTable, StopChecker], Speculation]
+"""Makes the speculation of an engine, over its rows."""
+
+
+def no_speculation(table: SequenceTable, stopper: StopChecker) -> Speculation:
+    """One token per row and step."""
+    return Speculation(NoDrafts())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from batchinfer.core.drafts import clear_nothing
 from batchinfer.core.plan import Drafts, Plan, StepResult
 
 if TYPE_CHECKING:
@@ -35,8 +36,14 @@ class Head(Protocol):
         """Sample one token per sampling span; the step's one wait for the device."""
 
 
-def clear_nothing(block_ids: np.ndarray) -> None:
-    """For data planes that store no KV."""
+def both(first: Callable[[np.ndarray], None], second: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
+    """Clear the blocks of two models."""
+
+    def clear(block_ids: np.ndarray) -> None:
+        first(block_ids)
+        second(block_ids)
+
+    return clear
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ the noise of the places that it fills: where both models' distributions agree, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,9 @@ from batchinfer.core.draft_length import DraftDepth, StepLoad
 from batchinfer.core.ngram import room_for_drafts
 from batchinfer.core.plan import Drafts, Plan
 from batchinfer.core.sequences import Sequence, SequenceTable
-from batchinfer.runtime.data_plane import BatchBuilder, Head, Runner
+from batchinfer.runtime.data_plane import DataPlane
 
 _ALL = np.zeros(1, np.int64)  # the only kind of guess
-
-
-@dataclass(frozen=True, slots=True)
-class DraftParts:
-    """The draft model's own data plane, over the engine's table."""
-
-    batcher: BatchBuilder
-    runner: Runner
-    head: Head
 
 
 class DraftModelProposer:
@@ -37,10 +27,10 @@ class DraftModelProposer:
     when the row is drafted for. `table.num_filled` tells what both models have.
     """
 
-    def __init__(self, table: SequenceTable, parts: DraftParts, block_size: int, budget: int, depth: DraftDepth) -> None:
+    def __init__(self, table: SequenceTable, plane: DataPlane, block_size: int, budget: int, depth: DraftDepth) -> None:
         self.acceptance = Acceptance(table.num_slots, 1)
         self._table = table
-        self._parts = parts
+        self._plane = plane
         self._block_size = block_size
         self._budget = budget
         self._depth = depth
@@ -97,5 +87,5 @@ class DraftModelProposer:
         return depth
 
     def _guess(self, plan: Plan) -> np.ndarray:
-        batch: Any = self._parts.batcher.build(plan, Drafts.none(len(plan.slots)))
-        return self._parts.head.decide(self._parts.runner.forward(batch), batch).token_ids
+        batch: Any = self._plane.batcher.build(plan, Drafts.none(len(plan.slots)))
+        return self._plane.head.decide(self._plane.runner.forward(batch), batch).token_ids
