@@ -23,6 +23,8 @@ from batchinfer.runtime.threads import wait_politely
 if TYPE_CHECKING:
     from batchinfer.core.admission import EngineLimits
     from batchinfer.engine import Engine, EngineFacts
+    from batchinfer.layers.lm_head import LmHead
+    from batchinfer.model.decoder import Decoder
     from batchinfer.ops.table import Choice
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
