@@ -155,7 +155,8 @@ class Ablation:
         if number < SLICE_ROUNDS and found.sizes.slow:
             done = []
             try:
-                for variant in [found.column.everything, *_on_slice(found)]:
+                everything = found.column.everything  # short beside slow variants: run between any two of them
+                for variant in [everything, *(v for slow in _on_slice(found) for v in (slow, everything))]:
                     self._run(found, SLICE, variant, (done, until))
             finally:
                 _pair(found, SLICE, done, number)

@@ -11,9 +11,9 @@ from batchinfer.reports.variants import BASELINE, Variant
 from batchinfer.reports.wording import in_words, plural
 from batchinfer.reports.workload import Workload
 
-PILOT_ROWS, PILOT_OUTPUT = 4, 4
+PILOT_ROWS, PILOT_OUTPUT = 8, 4
 SPEED_ROWS, SPEED_OUTPUT = 32, 16  # tokens of each row in the run that tells how fast everything on is
-SLOW_FACTOR = 4.0  # times the baseline's time from which on a variant runs a slice
+SLOW_FACTOR = 3.0  # times the baseline's time from which on a variant runs a slice
 SLICE_ROWS, SLICE_OUTPUTS = (8, 4, 2, 1), (32, 24, 16, 12, 8, 6, 4)
 SLICE_SHARE = 0.25  # of the time, at most, for runs of the slice
 SLICE_ROUNDS = 3  # slow variants are far from 1.0: more rounds would add nothing

@@ -33,7 +33,7 @@ FEATURES = (
     Feature("prefix_cache", "equal beginnings of prompts are computed once", "prefix_caching", True, False),
     Feature("prefix_order", "rows with equal beginnings run together, long ones start early", "order", "auto", "arrival"),
     Feature("chunked_prefill", "long prompts are spread over several steps", "chunked_prefill", True, False),
-    Feature("flash_attention", "attention kernels that never store the scores", "flash_attention", True, False),
+    Feature("flash_attention", "attention kernels that never store the scores", "flash_attention", True, False, slow=True),
     Feature("graphs", "fused kernels on a CPU, CUDA graphs on a GPU", "graphs", True, False),
     Feature("quantization", "weights in 8 bits", "quantization", "int8", "none"),
     Feature("kv_quant", "keys and values in 8 bits", "kv_cache_dtype", "int8", "auto"),
