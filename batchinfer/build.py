@@ -73,8 +73,9 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
     wait_politely()
     import torch
 
-    from batchinfer.build_control import control_plane, settled
+    from batchinfer.build_control import control_plane, row_parts, settled
     from batchinfer.build_drafts import choose_speculation, open_draft
+    from batchinfer.build_editors import choose_editors
     from batchinfer.engine import Engine
     from batchinfer.runtime.data_plane import both
 
@@ -87,8 +88,10 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
         draft = open_draft(config, model)
         parts = None if config.fake_model else load_weights(model, target) if shelf is None else shelf.load(model, target)
         limits, pool = engine_limits(config, model, target, need, draft)
-        control = control_plane(config, vocabulary, limits, choose_speculation(config, model, draft, limits))
-        ground = Ground(control.memory.table, vocabulary, control.stopper.stop_ids, limits.num_blocks, limits.block_size)
+        rows = row_parts(vocabulary, limits)
+        editors = choose_editors(model, rows)
+        ground = Ground(rows.table, vocabulary, editors, limits.num_blocks, limits.block_size)
+        control = control_plane(config, limits, rows, choose_speculation(config, model, draft, limits, ground), editors)
         data = _fake_plane(ground, target) if parts is None else data_plane(config, model, target, parts, ground)
     except MemoryError as err:
         raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err

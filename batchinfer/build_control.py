@@ -5,15 +5,15 @@ Features that exclude each other are settled first (`settled`), so that every co
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from batchinfer.config import EngineConfig
 from batchinfer.core.admission import EngineLimits
 from batchinfer.core.batching import ContinuousBatching, StaticBatches
 from batchinfer.core.block_pool import BlockPool, KVPool
 from batchinfer.core.contiguous import ContiguousPool
-from batchinfer.core.drafts import Speculate, no_speculation
-from batchinfer.core.memory import KVMemory
+from batchinfer.core.drafts import NO_SPECULATION, Speculation
+from batchinfer.core.memory import KVMemory, Lifecycle
 from batchinfer.core.order import ArrivalQueue, GroupedQueue
 from batchinfer.core.prefix_cache import NoPrefixCache, PrefixCache, TriePrefixCache
 from batchinfer.core.retention import KeepKV, RecomputeAll, RecomputeInPlace, Retention
@@ -70,19 +70,36 @@ def whole_slabs(num_blocks: int, max_num_seqs: int, max_model_len: int, block_si
     return 1 + slabs * slab
 
 
-def control_plane(
-    config: EngineConfig, vocabulary: Vocabulary, limits: EngineLimits, speculate: Speculate = no_speculation
-) -> ControlPlane:
-    """Put together the parts that decide; `config` is `settled`."""
-    pool, prefix = _pool_and_cache(config, limits)
+@dataclass(frozen=True, slots=True)
+class RowParts:
+    """The running rows and what ends them: made first, since every other part looks at them."""
+
+    table: SequenceTable
+    stopper: StopChecker
+
+
+def row_parts(vocabulary: Vocabulary, limits: EngineLimits) -> RowParts:
+    """Columns for as many and as long rows as the engine holds."""
     longest = min(limits.max_model_len, limits.pool_tokens + 1)
     table = SequenceTable(limits.max_num_seqs, longest, -(-longest // limits.block_size))
-    stopper = StopChecker(table, vocabulary)
+    return RowParts(table, StopChecker(table, vocabulary))
+
+
+def control_plane(
+    config: EngineConfig,
+    limits: EngineLimits,
+    rows: RowParts,
+    guessing: Speculation = NO_SPECULATION,
+    followers: tuple[Lifecycle, ...] = (),
+) -> ControlPlane:
+    """Put together the parts that decide; `config` is `settled`. `followers` hear of rows that come and go."""
+    pool, prefix = _pool_and_cache(config, limits)
+    table, stopper = rows.table, rows.stopper
     batching = ContinuousBatching() if config.continuous_batching else StaticBatches()
     turns = TakeTurns(table, pool.num_blocks - 1, limits.block_size)
     whole = WholePrompts() if config.kv_cache else turns
-    guessing = speculate(table, stopper)
-    memory = KVMemory(table, pool, prefix, limits.block_size, config.seed, (stopper, batching, turns, *guessing.listeners))
+    listeners = (stopper, batching, turns, *guessing.listeners, *followers)
+    memory = KVMemory(table, pool, prefix, limits.block_size, config.seed, listeners)
     memory.lookahead = guessing.lookahead
     held = ForecastRoom if config.kv_cache else NothingHeld
     policies = Policies(

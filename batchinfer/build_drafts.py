@@ -9,10 +9,8 @@ from batchinfer.build_model import Ground, ModelHandle, compute_target, data_pla
 from batchinfer.config import EngineConfig
 from batchinfer.core.admission import EngineLimits
 from batchinfer.core.draft_length import AdaptiveDepth, AdaptiveLength, DraftDepth, DraftLength, FixedDepth, FixedLength
-from batchinfer.core.drafts import Speculate, Speculation, no_speculation
+from batchinfer.core.drafts import NO_SPECULATION, Speculation
 from batchinfer.core.ngram import NgramProposer
-from batchinfer.core.sequences import SequenceTable
-from batchinfer.core.stop import StopChecker
 from batchinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,19 +48,17 @@ def open_draft(config: EngineConfig, model: ModelHandle) -> ModelHandle | None:
     return replace(draft, max_model_len=model.max_model_len)
 
 
-def choose_speculation(config: EngineConfig, model: ModelHandle, draft: ModelHandle | None, limits: EngineLimits) -> Speculate:
-    """What guesses ahead; the draft model is loaded when it is put together with an engine's rows."""
+def choose_speculation(
+    config: EngineConfig, model: ModelHandle, draft: ModelHandle | None, limits: EngineLimits, ground: Ground
+) -> Speculation:
+    """What guesses ahead over the rows of `ground`; a draft model is loaded here."""
     if draft is not None:
-        return _with_draft_model(config, model, draft, limits)
+        return _with_draft_model(config, model, draft, limits, ground)
     if config.speculative == "off":
-        return no_speculation
+        return NO_SPECULATION
     length = _length(config, model)
-
-    def speculate(table: SequenceTable, stopper: StopChecker) -> Speculation:
-        ngram = NgramProposer(table, limits.block_size, limits.max_num_batched_tokens, length)
-        return Speculation(ngram, (ngram.acceptance,), length.most)
-
-    return speculate
+    ngram = NgramProposer(ground.table, limits.block_size, limits.max_num_batched_tokens, length)
+    return Speculation(ngram, (ngram.acceptance,), length.most)
 
 
 def speculation_choices(config: EngineConfig) -> list[Choice]:
@@ -80,17 +76,13 @@ def _length(config: EngineConfig, model: ModelHandle) -> DraftLength:
     return FixedLength(fixed) if fixed else AdaptiveLength(step_cost(config, model), MOST_ADAPTIVE)
 
 
-def _with_draft_model(config: EngineConfig, model: ModelHandle, draft: ModelHandle, limits: EngineLimits) -> Speculate:
+def _with_draft_model(config: EngineConfig, model: ModelHandle, draft: ModelHandle, limits: EngineLimits, ground: Ground) -> Speculation:
+    """The draft model obeys the same edits of its logits: what the model may not say is no guess."""
     from batchinfer.runtime.draft_model import DraftModelProposer
 
     fixed = config.num_speculative_tokens
     depth: DraftDepth = FixedDepth(fixed) if fixed else AdaptiveDepth(step_cost(config, model), step_cost(config, draft), MOST_ADAPTIVE)
-
-    def speculate(table: SequenceTable, stopper: StopChecker) -> Speculation:
-        target = compute_target(config, draft)
-        ground = Ground(table, draft.tokenizer.vocabulary, stopper.stop_ids, limits.num_blocks, limits.block_size)
-        plane = data_plane(config, draft, target, load_weights(draft, target), ground)
-        proposer = DraftModelProposer(table, plane, limits.block_size, limits.max_num_batched_tokens, depth)
-        return Speculation(proposer, (proposer, proposer.acceptance), depth.most, plane.clear)
-
-    return speculate
+    target = compute_target(config, draft)
+    plane = data_plane(config, draft, target, load_weights(draft, target), ground)
+    proposer = DraftModelProposer(ground.table, plane, limits.block_size, limits.max_num_batched_tokens, depth)
+    return Speculation(proposer, (proposer, proposer.acceptance), depth.most, plane.clear)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from batchinfer.weights.source import ModelFiles, resolve_model
 
 if TYPE_CHECKING:
     from batchinfer.attention.base import AttnSpec
-    from batchinfer.core.request import SamplingParams
     from batchinfer.core.sequences import SequenceTable
     from batchinfer.core.step_cost import StepCost
     from batchinfer.core.vocabulary import Vocabulary
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from batchinfer.runtime.calibration import Subject
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
+    from batchinfer.runtime.logits import Editor
 
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
 CUDA_DEFAULTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 32}
@@ -167,11 +166,11 @@ def kv_bytes_per_token(kv_dtype: str, model: ModelConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a data plane stands on: the rows, what ends them, and the blocks that hold their keys and values."""
+    """What a data plane stands on: the rows, what changes their logits, and the blocks that hold their keys and values."""
 
     table: SequenceTable
     vocabulary: Vocabulary
-    stop_ids: Callable[[SamplingParams], tuple[int, ...]]
+    editors: tuple[Editor, ...]
     num_blocks: int
     block_size: int
 
@@ -194,7 +193,7 @@ def data_plane(config: EngineConfig, model: ModelHandle, target: ComputeTarget, 
     return DataPlane(
         batcher=RaggedBatchBuilder(ground.table, ground.block_size, target.device),
         runner=EagerRunner(decoder, attention),
-        head=GenerateHead(lm_head, ground.table, ground.vocabulary, ground.stop_ids, sampler),
+        head=GenerateHead(lm_head, ground.table, ground.vocabulary.size, ground.editors, sampler),
         clear=kv.clear,
         choices=(choice, sampling),
     )

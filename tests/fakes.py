@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from batchinfer.build_control import control_plane, settled, whole_slabs
+from batchinfer.build_control import control_plane, row_parts, settled, whole_slabs
 from batchinfer.config import EngineConfig
 from batchinfer.core.admission import EngineLimits
 from batchinfer.core.forecast import OutputForecast
@@ -160,7 +160,7 @@ def make_engine(setup: Setup) -> Engine:
     if not setup.paged:
         blocks = whole_slabs(blocks, setup.max_num_seqs, setup.max_model_len, size)
     limits = EngineLimits(setup.max_model_len, (blocks - 1) * size, setup.max_num_seqs, setup.budget, size, blocks, 1)
-    control = control_plane(config, setup.vocabulary, limits)
+    control = control_plane(config, limits, row_parts(setup.vocabulary, limits))
     control.memory.lookahead = setup.lookahead
     if setup.optimistic:
         control.scheduler.forecast = Optimist()

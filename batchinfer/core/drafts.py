@@ -15,8 +15,6 @@ import numpy as np
 
 from batchinfer.core.memory import Lifecycle
 from batchinfer.core.plan import Drafts, Plan
-from batchinfer.core.sequences import SequenceTable
-from batchinfer.core.stop import StopChecker
 
 
 class DraftProposer(Protocol):
@@ -54,10 +52,4 @@ class Speculation:
     clear: Callable[[np.ndarray], None] = clear_nothing
 
 
-Speculate = Callable[[SequenceTable, StopChecker], Speculation]
-"""Makes the speculation of an engine, over its rows."""
-
-
-def no_speculation(table: SequenceTable, stopper: StopChecker) -> Speculation:
-    """One token per row and step."""
-    return Speculation(NoDrafts())
+NO_SPECULATION = Speculation(NoDrafts())  # one token per row and step

@@ -45,6 +45,11 @@ class Ties:
     token_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     logits: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # as they were rounded
 
+    def without(self, rows: np.ndarray) -> Ties:
+        """The ties of other rows."""
+        kept = ~np.isin(self.rows, rows)
+        return Ties(self.rows[kept], self.token_ids[kept], self.logits[kept])
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:

@@ -25,7 +25,6 @@ from batchinfer.config import cache_root
 from batchinfer.core.plan import Drafts, Plan
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.step_cost import StepCost, curve_of
-from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.layers.lm_head import SLICE_WIDTH
 from batchinfer.machine import read_machine, usable_cores
 from batchinfer.model.assemble import Placement, assemble
@@ -258,9 +257,8 @@ class _Bench:
             layer.v.fill_(0x3C)
         self._attention, _ = choose_attention(self._kv, target)
         self._builder = RaggedBatchBuilder(self._table, size, target.device)
-        vocabulary = Vocabulary((b"",) * model.vocab_size, frozenset(), ())
         sampler, _ = choose_sampler(target, model.vocab_size)
-        self._head = GenerateHead(lm_head, self._table, vocabulary, lambda params: (), sampler)
+        self._head = GenerateHead(lm_head, self._table, model.vocab_size, (), sampler)
 
     def forward(self, point: Point) -> Callable[[], object]:
         """One forward pass; if it needs a part of the layers only, another part each time."""

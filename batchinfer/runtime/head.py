@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import torch
 
 from batchinfer.core.plan import StepResult
-from batchinfer.core.request import RowError, SamplingParams
+from batchinfer.core.request import RowError
 from batchinfer.core.sequences import SequenceTable
-from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.layers.lm_head import LmHead
 from batchinfer.ops.draw import Draw, Drawn, Sampler, SamplingColumns, max_kept
 from batchinfer.ops.rows import Entry, QuantRows
 from batchinfer.runtime.batch import StepBatch
-from batchinfer.runtime.logits import Ban, LogitEdit, NoEdit
+from batchinfer.runtime.logits import Editor, LogitEdit, apply_edits
 from batchinfer.runtime.sampler import gather_columns
 from batchinfer.runtime.ties import settle
 from batchinfer.runtime.verify import accept
@@ -28,20 +28,12 @@ NOT_FINITE = RowError("non_finite_logits", "the model's logits for this row are 
 class GenerateHead:
     """The LM head and the sampler: each slice of the vocabulary is consumed as it is computed."""
 
-    def __init__(
-        self,
-        lm_head: LmHead,
-        table: SequenceTable,
-        vocabulary: Vocabulary,
-        stop_ids: Callable[[SamplingParams], tuple[int, ...]],
-        sampler: Sampler,
-    ) -> None:
+    def __init__(self, lm_head: LmHead, table: SequenceTable, vocab_size: int, editors: tuple[Editor, ...], sampler: Sampler) -> None:
+        """`vocab_size` is the tokenizer's: the model's table may be wider (padding), and those ids are never sampled."""
         self.lm_head = lm_head
         self._table = table
-        # The model's table may be wider than the tokenizer (padding): those ids are never sampled.
-        self._vocab_size = vocabulary.size
-        self._eos_ids = [i for i in vocabulary.eos_ids if i < vocabulary.size]
-        self._stop_ids = stop_ids
+        self._vocab_size = vocab_size
+        self._editors = editors
         self._sampler = sampler
 
     @torch.inference_mode()
@@ -51,29 +43,20 @@ class GenerateHead:
         columns = gather_columns(self._table, slots, places, self._vocab_size)
         token_ids, sound = np.zeros(len(slots), np.int32), np.ones(len(slots), bool)
         for part in _parts(columns, self._vocab_size):
-            draw, edit = self._sampler.begin(columns.part(part), self.lm_head.rounds), self._edit(slots[part], places[part])
-            drawn = self._draw(_rows(hidden, part), draw, edit)
+            draw = self._sampler.begin(columns.part(part), self.lm_head.rounds)
+            edits = [edit for editor in self._editors for edit in editor.edits(slots[part], places[part])]
+            drawn = self._draw(_rows(hidden, part), draw, edits)
             token_ids[part], sound[part] = drawn.token_ids, drawn.sound
         return accept(token_ids, sound, batch, NOT_FINITE)
 
-    def _draw(self, hidden: Entry, draw: Draw, edit: LogitEdit) -> Drawn:
+    def _draw(self, hidden: Entry, draw: Draw, edits: list[LogitEdit]) -> Drawn:
         for first_id, logits in self.lm_head.slices(hidden, self._vocab_size):
-            draw.take(first_id, edit.apply(first_id, logits))
-        return settle(draw.finish(), hidden, self.lm_head)
-
-    def _edit(self, slots: np.ndarray, places: np.ndarray) -> LogitEdit:
-        """Ban EOS and stop ids where `min_tokens` is not reached at the place to fill."""
-        table = self._table
-        early = np.flatnonzero(places < table.min_end[slots])
-        if not len(early):
-            return NoEdit()
-        banned = []
-        for row in early.tolist():
-            seq = table.sequences[slots[row]]
-            assert seq is not None
-            params = seq.request.params
-            banned.append([*self._stop_ids(params), *([] if params.ignore_eos else self._eos_ids)])
-        return Ban(early, banned)
+            draw.take(first_id, apply_edits(edits, first_id, logits) if edits else logits)
+        drawn = draw.finish()
+        for edit in edits:
+            if len(edit.moved):
+                drawn = replace(drawn, ties=drawn.ties.without(edit.moved))
+        return settle(drawn, hidden, self.lm_head)
 
 
 def _parts(columns: SamplingColumns, vocab_size: int) -> Iterator[slice]:

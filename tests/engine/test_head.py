@@ -14,7 +14,6 @@ from torch import Tensor
 from batchinfer.core.plan import StepResult
 from batchinfer.core.request import Request, SamplingParams
 from batchinfer.core.sequences import Sequence, SequenceTable
-from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.layers.kinds import LinearKind, choose_linear
 from batchinfer.layers.linear import Linear, pack_dense
 from batchinfer.layers.lm_head import SLICE_WIDTH, LmHead, slice_widths
@@ -22,7 +21,7 @@ from batchinfer.ops.draw import Sampler
 from batchinfer.ops.rows import Entry, ScaledRows, quantise_rows, to_dense
 from batchinfer.ops.table import REFERENCE
 from batchinfer.runtime.head import GenerateHead
-from batchinfer.runtime.logits import Ban, NoEdit
+from batchinfer.runtime.logits import Ban, MinTokens, apply_edits
 from tests.engine.draws import KINDS, sampler
 
 HIDDEN, TABLE, KNOWN = 64, 20_000, 19_990  # the model's table is wider than the tokenizer's vocabulary
@@ -82,9 +81,9 @@ def test_a_ban_changes_only_what_it_names() -> None:
     ban = Ban(np.array([1, 3]), [[250, 205, 5], [205]])
     for logits in (dense, dense.bfloat16(), ScaledRows(dense, torch.rand(4, generator=g), None), ScaledRows(dense, torch.zeros(4), None)):
         before = to_dense(logits, torch.float32).float().clone()
-        assert ban.apply(100, logits) is logits
-        assert NoEdit().apply(200, logits) is logits
-        changed = to_dense(ban.apply(200, logits), torch.float32)
+        assert apply_edits([ban], 100, logits) is logits
+        assert apply_edits([], 200, logits) is logits
+        changed = to_dense(apply_edits([ban], 200, logits), torch.float32)
         expected = before.clone()
         expected[1, [5, 50]] = -torch.inf
         expected[3, 5] = -torch.inf
@@ -109,14 +108,15 @@ class World:
 
 def world(kind: str, params: list[SamplingParams], name: str = "float32", of: LmHead | None = None) -> World:
     table = SequenceTable(len(params), 40, 4)
+    editors = (MinTokens(table, [EOS], lambda p: tuple(p.stop_token_ids)),)
     slots = []
     for i, asked in enumerate(params):
         seq = Sequence(i, Request(i, np.array([1, 2, 3], np.int32), asked.check()), limit=30, clipped=False)
         slots.append(table.admit(seq, seed=100 + i))
-    vocabulary = Vocabulary([b"x"] * KNOWN, frozenset(), (EOS, TABLE - 1))
+        editors[0].admit(seq)
     chosen: Sampler = sampler(kind, KNOWN)
     head = of or LmHead(weights(), linear_kind(name), REFERENCE)
-    return World(GenerateHead(head, table, vocabulary, lambda p: tuple(p.stop_token_ids), chosen), table, np.array(slots, np.int32))
+    return World(GenerateHead(head, table, KNOWN, editors, chosen), table, np.array(slots, np.int32))
 
 
 def mixed(count: int) -> list[SamplingParams]:
