@@ -16,7 +16,7 @@ LATER_FLAGS = frozenset(
     for name in (
         *("response-format", "choices", "stop-repetition", "html"),
         *("logprobs", "prompt-logprobs", "n", "repetition-penalty", "presence-penalty", "frequency-penalty", "logit-bias", "bad-words"),
-        *("prompt-template", "chat-template", "tensor-parallel-size", "gpu-memory-utilization"),
+        *("chat-template", "tensor-parallel-size", "gpu-memory-utilization"),
     )
 )
 

@@ -97,6 +97,22 @@ class InputFlags:
         bool | None,
         _switch("Input", "--chat/--no-chat", text="Wrap prompts as chat messages, or send them raw (else: as the model has a template)."),
     ] = None
+    prompt_template: Annotated[
+        str | None,
+        _option("Input", "--prompt-template", text="Build each prompt from columns: Jinja text or @file, such as 'Translate: {{ text }}'."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None,
+        _option(
+            "Input",
+            "--chat-template-kwargs",
+            text="Variables for the chat template, as JSON or @file, such as '{\"enable_thinking\": false}'.",
+            metavar="JSON",
+        ),
+    ] = None
+    tools: Annotated[
+        str | None, _option("Input", "--tools", text="Tool definitions for every chat, as a JSON list or @file.", metavar="JSON")
+    ] = None
     row_params: Annotated[
         bool, _switch("Input", "--row-params/--no-row-params", text="Take sampling parameters from columns of the same name (on).")
     ] = True
@@ -105,7 +121,7 @@ class InputFlags:
         _option(
             "Input",
             "--on-too-long",
-            text="A prompt longer than the context: error, the only choice in this version.",
+            text="A prompt longer than the context: error, skip, truncate-left, -right or -middle (error).",
             metavar="WHAT",
         ),
     ] = None
@@ -130,6 +146,9 @@ class OutputFlags:
     overwrite: Annotated[bool, _switch("Output", "--overwrite", text="Replace an output that is already there.")] = False
     retry_errors: Annotated[
         bool, _switch("Output", "--retry-errors", text="Run again only the rows that failed, also after the job has finished.")
+    ] = False
+    reasoning_split: Annotated[
+        bool, _switch("Output", "--reasoning-split", text="Put what a model thinks between tags such as <think> into a column of its own.")
     ] = False
     keep_columns: Annotated[
         str | None, _option("Output", "--keep-columns", text="Input columns to carry over (else: all).", metavar="A,B")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchinfer.cli.flags import EngineFlags, InputFlags, ModelFlags, OutputFlags, name_list
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from batchinfer.config import EngineConfig
     from batchinfer.io.options import InputOptions, OutputOptions
 
+MAX_TEXT_BYTES = 4 << 20
 SAME_TYPE = {"bfloat16": "bf16", "float": "float32", "fp32": "float32"}  # other tools' words for a number format
 
 
@@ -49,6 +51,7 @@ def engine_config(model: ModelFlags, engine: EngineFlags, seed: int = 0) -> Engi
 
 def input_options(given: str | None, input_file: str | None, flags: InputFlags) -> InputOptions:
     """Which rows to read and how."""
+    from batchinfer.io.chat_options import job_chat
     from batchinfer.io.options import InputOptions, Shard
 
     if given is not None and input_file is not None:
@@ -69,6 +72,8 @@ def input_options(given: str | None, input_file: str | None, flags: InputFlags) 
         shard=None if flags.shard is None else Shard.parse(flags.shard),
         strict=flags.strict,
         on_too_long=flags.on_too_long or "error",
+        prompt_template=text_of(flags.prompt_template, "--prompt-template"),
+        job_chat=job_chat(text_of(flags.chat_template_kwargs, "--chat-template-kwargs"), text_of(flags.tools, "--tools")),
     )
 
 
@@ -85,4 +90,20 @@ def output_options(flags: OutputFlags) -> OutputOptions:
         retry_errors=flags.retry_errors,
         generated_token_ids=flags.generated_token_ids,
         unordered=flags.unordered,
+        reasoning_split=flags.reasoning_split,
     )
+
+
+def text_of(given: str | None, flag: str) -> str | None:
+    """A flag's text, or that of the UTF-8 file that `@FILE` names."""
+    if given is None or not given.startswith("@"):
+        return given
+    path = Path(given[1:])
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise ConfigError(f"{flag} {given}: larger than {MAX_TEXT_BYTES:,} bytes")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{flag} {given}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag} {given}: not UTF-8: {error}") from None

@@ -2,14 +2,15 @@
 
 A template comes with a checkpoint, so it is a stranger's code. Jinja's sandbox keeps it from reaching Python; the
 bounds keep it from running for ever or filling the memory. Every loop turn and macro call is counted, everything that
-an expression makes is weighed, and all that is written is measured. Counting, not a clock: the same conversation
-always gives the same outcome.
+an expression makes is weighed, and all that is written is measured: the same conversation always gives the same
+outcome. A clock of the processor time spent is only the last resort, for work that is large in every turn.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -23,11 +24,13 @@ from jinja2.visitor import NodeTransformer
 
 MAX_TURNS = 1_000_000  # loop turns and macro calls, besides one for each character of the conversation
 MAX_ITEMS = 200_000  # held in one list or mapping, however deep, besides one for each character of the conversation
-MAX_CHARACTERS = 16 << 20  # written, or held in one value, besides what the conversation itself explains
+MAX_CHARACTERS = 4 << 20  # written, or held in one value, besides what the conversation itself explains
 GROWTH = 8  # how often a template may repeat the conversation
 MAX_NUMBER = 1_000_000  # of characters or items asked for by number
 MAX_ARGUMENT = 10_000  # characters of a string handed to a filter that repeats it
 MAX_BITS = 512  # of a computed integer
+MAX_SECONDS = 10.0  # of processor time for one rendering
+LOOKS = 4  # payments between two looks at the clock
 WIDTHS = re.compile(r"\d{7,}")
 NESTED = re.compile(r":[^}]*\{")
 # Names that no template can write down, so that none can replace what stands under them.
@@ -46,10 +49,18 @@ class Budget:
         self.items = MAX_ITEMS + characters
         self.limit = MAX_CHARACTERS + GROWTH * characters
         self.output = self.limit
+        self._until = time.thread_time() + MAX_SECONDS
+        self._payments = 0
+
+    def _look(self) -> None:
+        self._payments += 1
+        if self._payments % LOOKS == 0 and time.thread_time() > self._until:
+            raise TemplateBoundError(f"it took more than {MAX_SECONDS:.0f} s")
 
     def turn(self, constant_characters: int) -> None:
         """Pay for one loop turn or macro call, and for the fixed text in its body."""
         self.turns -= 1
+        self._look()
         if self.turns < 0:
             raise TemplateBoundError(f"it ran more than {MAX_TURNS:,} loop turns")
         self.write(constant_characters)
@@ -73,6 +84,7 @@ class Budget:
                 raise TemplateBoundError(f"it made a text of more than {self.limit:,} characters")
         elif isinstance(value, list | tuple | dict):
             self._weigh(value)
+        self._look()
         return value
 
     def _weigh(self, value: Any) -> None:
@@ -88,6 +100,21 @@ class Budget:
                 stack += item.values() if isinstance(item, dict) else item
             if weight > self.limit:
                 raise TemplateBoundError(f"it made a list or mapping that holds more than {self.limit:,} characters")
+
+
+def characters_of(value: Any) -> int:
+    """About how much text a value holds: what a budget is measured by."""
+    count, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        count += 1
+        if isinstance(item, str):
+            count += len(item)
+        elif isinstance(item, dict):
+            stack += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            stack += item
+    return count
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -155,8 +182,15 @@ class SandboxedTemplates(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(("*", "**", "%"))
 
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols], finalize=_written)
+    def __init__(self, strict: bool = False) -> None:
+        """`strict`: a name that stands for nothing is an error instead of an empty text, and so is writing None."""
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, jinja2.ext.loopcontrols],
+            finalize=_written_strictly if strict else _written,
+            undefined=jinja2.StrictUndefined if strict else jinja2.Undefined,
+        )
         for name in ("center", "indent", "batch", "slice", "wordwrap", "truncate", "round"):
             self.filters[name] = _with_checked_arguments(self.filters[name])
         for name in ("join", "replace"):
@@ -224,6 +258,13 @@ def _written(context: Context, value: Any) -> Any:
     budget: Budget = context[BUDGET]
     budget.write(len(text))
     return text
+
+
+@jinja2.pass_context
+def _written_strictly(context: Context, value: Any) -> Any:
+    if value is None:
+        raise jinja2.UndefinedError("it writes a value that is null; `{{ column or '' }}` writes nothing instead")
+    return _written(context, value)
 
 
 def _with_checked_arguments(original: Callable[..., Any]) -> Callable[..., Any]:

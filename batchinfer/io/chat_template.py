@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import jinja2
 
 from batchinfer.errors import InputError, ModelError
-from batchinfer.io.chat_sandbox import BUDGET, Budget, SandboxedTemplates, TemplateBoundError
+from batchinfer.io.chat_options import PLAIN_CHAT, ChatOptions
+from batchinfer.io.chat_sandbox import BUDGET, Budget, SandboxedTemplates, TemplateBoundError, characters_of
 from batchinfer.weights.checkpoint import open_file
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_BYTES = 4 << 20
 MAX_MESSAGE = 500  # characters of an error that stand in a row's record
+PLACE = "\uf8ff\ue5a7"  # a private-use text that marks a place in a rendering
 
 
 class ChatTemplate:
@@ -23,7 +26,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, place: str, special_tokens: Mapping[str, str]) -> None:
         """Compile `source`; a syntax error is a `ModelError` that names `place`."""
-        self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.special_tokens = dict(special_tokens)
         try:
             self._template = SandboxedTemplates().from_string(source)
         except jinja2.TemplateSyntaxError as err:
@@ -31,27 +35,55 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError, MemoryError) as err:
             raise ModelError(f"{place}: the chat template cannot be compiled: {err}") from err
 
-    def render(self, messages: list[dict[str, Any]], date: datetime | None, add_generation_prompt: bool) -> str:
-        """The prompt of a conversation; whatever the template raises is an `InputError`, with the template's own words."""
+    def render(self, messages: list[dict[str, Any]], date: datetime | None, options: ChatOptions = PLAIN_CHAT) -> str:
+        """The prompt of a conversation; whatever the template raises is an `InputError`, with the template's own words.
+
+        With `continue_final` it ends with the last message's content: what the template writes behind it is left out.
+        """
+        if options.continue_final:
+            return self._up_to_last_content(messages, date, options)
         now = date if date is not None else datetime.now()
-        budget = Budget(_characters(messages))
         variables: dict[str, Any] = {
-            **self._special_tokens,
+            **self.special_tokens,
+            **options.variables,
             "messages": messages,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "tools": list(options.tools) or None,
+            "add_generation_prompt": options.add_generation_prompt,
             "strftime_now": now.strftime,
-            BUDGET: budget,
+            BUDGET: Budget(characters_of(messages) + characters_of(options.tools) + characters_of(options.variables)),
         }
-        try:
-            return self._template.render(variables)
-        except TemplateBoundError as err:
-            raise InputError(f"the chat template was stopped: {err}", "template_error") from err
-        except jinja2.TemplateError as err:
-            raise InputError(f"the chat template refused the conversation: {str(err)[:MAX_MESSAGE]}", "template_error") from err
-        except Exception as err:  # a stranger's template can raise anything: it is this row's error, never the job's
-            raise InputError(f"the chat template failed: {type(err).__name__}: {str(err)[:MAX_MESSAGE]}", "template_error") from err
+        variables.setdefault("documents", None)
+        return render_bounded(self._template, variables, "the chat template", "conversation")
+
+    def _up_to_last_content(self, messages: list[dict[str, Any]], date: datetime | None, options: ChatOptions) -> str:
+        """Rendered with a mark behind the last content, and cut there: the place is then known whatever stands around it."""
+        last = messages[-1]
+        mark = PLACE
+        while any(mark in str(message["content"]) for message in messages):
+            mark += PLACE
+        marked = [*messages[:-1], {**last, "content": last["content"] + mark}]
+        text = self.render(marked, date, replace(options, continue_final=False, add_generation_prompt=False))
+        at = text.rfind(mark)
+        if at < 0:
+            raise InputError(
+                "continue_final_message: the chat template does not write the last message's content as it is, so nothing can go on with it",
+                "template_error",
+            )
+        return text[:at].replace(mark, "")
+
+
+def render_bounded(template: jinja2.Template, variables: dict[str, Any], name: str, given: str) -> str:
+    """What a sandboxed template writes; anything that it raises is an `InputError` that begins with `name`. `given` says over what."""
+    try:
+        return template.render(variables)
+    except TemplateBoundError as err:
+        raise InputError(f"{name} was stopped: {err}", "template_error") from err
+    except jinja2.UndefinedError as err:
+        raise InputError(f"{name} failed: {str(err)[:MAX_MESSAGE]}", "template_error") from err
+    except jinja2.TemplateError as err:
+        raise InputError(f"{name} refused the {given}: {str(err)[:MAX_MESSAGE]}", "template_error") from err
+    except Exception as err:  # a stranger's template can raise anything: it is this row's error, never the job's
+        raise InputError(f"{name} failed: {type(err).__name__}: {str(err)[:MAX_MESSAGE]}", "template_error") from err
 
 
 def folder_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -87,13 +119,3 @@ def choose_template(value: Any, place: str) -> str | None:
     if not by_name:
         return None
     raise ModelError(f"{place}: chat_template has no 'default' among {', '.join(by_name)}; put the one to use into {TEMPLATE_FILE}")
-
-
-def _characters(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(_characters(key) + _characters(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return sum(_characters(item) + 1 for item in value)
-    return 1

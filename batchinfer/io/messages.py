@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from batchinfer.errors import InputError
+from batchinfer.io.chat_options import check_depth
 
-PASSED_ON = ("tool_calls", "tool_call_id")  # a template that is given less would write another history
+MAX_MESSAGES = 100_000
+# Keys that reach the template by role: one that is given less would write another history.
+PASSED_ON = {"assistant": ("tool_calls", "reasoning_content"), "tool": ("tool_call_id", "name")}
 
 
 def clean_messages(value: object, name: str) -> list[dict[str, Any]]:
     """The messages with text contents and without null fields; `InputError` says which message is wrong.
 
-    Role, content and tool calls reach the template, other keys (`name`, `weight`) never. Content given as text parts is joined.
+    Role, content, an assistant's tool calls and `reasoning_content`, a tool's `tool_call_id` and `name` reach the template, other
+    keys (`weight`, a user's `name`) never. Content given as text parts is joined. Arguments of tool calls are written as JSON text
+    in OpenAI's form, and templates expect the object.
     """
     if not isinstance(value, list | tuple):
         raise InputError(f"{name} must be a list of messages, got {type(value).__name__}", "invalid_messages")
     if not value:
         raise InputError(f"{name} is empty: there is nothing to answer", "empty_prompt")
+    if len(value) > MAX_MESSAGES:
+        raise InputError(f"{name} holds {len(value):,} messages; at most {MAX_MESSAGES:,} are taken", "invalid_messages")
     return [_message(item, f"{name}[{index}]") for index, item in enumerate(value)]
 
 
@@ -28,10 +36,36 @@ def _message(item: object, where: str) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise InputError(f"{where} needs a role (system, user, assistant or tool)", "invalid_messages")
     message: dict[str, Any] = {"role": role, "content": _content(item.get("content"), where, bool(item.get("tool_calls")))}
-    for key in PASSED_ON:
-        if item.get(key) is not None:
-            message[key] = _without_nulls(item[key])
+    for key in PASSED_ON.get(role, ()):
+        if item.get(key) is not None and item[key] != []:
+            message[key] = _calls(item[key], f"{where}.{key}") if key == "tool_calls" else _text(item[key], f"{where}.{key}")
     return message
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{where} must be a string, got {_kind(value)}", "invalid_messages")
+    return value
+
+
+def _calls(value: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list | tuple) or not all(isinstance(call, dict) for call in value):
+        raise InputError(f"{where} must be a list of objects, got {_kind(value)}", "invalid_messages")
+    check_depth(value, where)
+    calls: list[dict[str, Any]] = [_without_nulls(call) for call in value]
+    for call in calls:
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            function["arguments"] = _arguments(function["arguments"])
+    return calls
+
+
+def _arguments(text: str) -> Any:
+    try:
+        arguments = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text  # what a model once wrote, valid or not, is its history
+    return arguments if isinstance(arguments, dict) else text
 
 
 def _content(content: object, where: str, calls_tools: bool) -> str:
@@ -61,7 +95,7 @@ def _part(part: object, where: str) -> str:
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_nulls(item) for item in value]
     return value
 

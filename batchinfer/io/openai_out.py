@@ -15,10 +15,12 @@ from batchinfer.io.json_text import dump_json, encode_json
 from batchinfer.io.openai_rows import TEXT as TEXT_URL
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
-from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, TEXT
+from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOOL_CALLS
 
 CREATED = 0  # no clock: the same job gives the same bytes
 FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
+
+REASONING_FIELD = "reasoning_content"  # the name that servers have made usual
 
 OUR_FAULTS = ("engine_", "internal_", "out_of_memory")  # codes of errors that the request is not to blame for
 
@@ -88,8 +90,9 @@ def _answer_record(row: InputRow, stored: PartialRow, fields: dict[str, Any], mo
     if is_text:
         choice["text"] = fields[TEXT]
     else:
-        choice["message"] = {"role": "assistant", "content": fields[TEXT], "refusal": None}
-    choice |= {"logprobs": None, "finish_reason": FINISH_REASONS[fields[REASON]]}
+        choice["message"] = _message(fields)
+    calls = bool(fields.get(TOOL_CALLS)) and fields[REASON] == "stop"
+    choice |= {"logprobs": None, "finish_reason": "tool_calls" if calls else FINISH_REASONS[fields[REASON]]}
     prompt, generated = fields[NUM_INPUT], fields[NUM_GENERATED]
     body = {
         "id": ("cmpl-" if is_text else "chatcmpl-") + _hash(row.position, stored.digest),
@@ -100,6 +103,17 @@ def _answer_record(row: InputRow, stored: PartialRow, fields: dict[str, Any], mo
         "usage": {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated},
     }
     return _envelope(row, stored, 200, body)
+
+
+def _message(fields: dict[str, Any]) -> dict[str, Any]:
+    """The assistant's turn; without words beside its tool calls the content is null, as OpenAI has it."""
+    calls = fields.get(TOOL_CALLS)
+    message: dict[str, Any] = {"role": "assistant", "content": fields[TEXT] or None if calls else fields[TEXT], "refusal": None}
+    if fields.get(REASONING) is not None:
+        message[REASONING_FIELD] = fields[REASONING]
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 def _error_record(row: InputRow, stored: PartialRow, error: dict[str, str]) -> dict[str, Any]:

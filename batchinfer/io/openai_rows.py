@@ -9,6 +9,7 @@ import numpy as np
 
 from batchinfer.core.request import PARAMETER_NAMES, SamplingParams
 from batchinfer.errors import InputError
+from batchinfer.io.chat_options import CHAT_FIELDS, NEUTRAL_CHAT, PLAIN_CHAT, ChatOptions, ChatReader
 from batchinfer.io.messages import clean_messages
 from batchinfer.io.params import ParamReader
 from batchinfer.io.record import InputRow
@@ -21,23 +22,19 @@ IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier"})
 NEUTRAL: dict[str, Any] = {
     "stream": False,
     "echo": False,
-    "tools": [],
     "functions": [],
-    "tool_choice": "none",
     "function_call": "none",
     "suffix": "",
     "modalities": ["text"],
-    "parallel_tool_calls": True,
     "truncate_prompt_tokens": None,
-    "add_generation_prompt": True,
-    "continue_final_message": False,
 }
 
 
 class OpenAIRows:
     """Reads OpenAI batch lines."""
 
-    def __init__(self, defaults: SamplingParams, row_params: bool = True) -> None:
+    def __init__(self, defaults: SamplingParams, row_params: bool = True, chat: ChatOptions = PLAIN_CHAT) -> None:
+        self._chat = ChatReader(chat, "body.")
         self._params = ParamReader(defaults)
         self._row_params = row_params
 
@@ -59,7 +56,7 @@ class OpenAIRows:
         if prompt is None:
             raise InputError(f"body.{PROMPT_FIELD[url]} is missing: there is no prompt", "no_prompt")
         if url == CHAT:
-            return Ask(params, messages=clean_messages(prompt, "body.messages"))
+            return Ask(params, messages=clean_messages(prompt, "body.messages"), chat=self._chat.read(body))
         return _text_prompt(prompt, params)
 
     def _given(self, body: dict[str, Any], prompt_field: str) -> dict[str, Any]:
@@ -70,6 +67,9 @@ class OpenAIRows:
             if name in PARAMETER_NAMES:
                 if self._row_params:
                     given[name] = value
+            elif name in CHAT_FIELDS:
+                if prompt_field != PROMPT_FIELD[CHAT] and value != NEUTRAL_CHAT[name]:
+                    raise InputError(f"body.{name} is for {CHAT}; a completion has no chat template", "unsupported_parameter")
             elif name not in NEUTRAL:
                 raise InputError(f"body.{name} is not a field that this version knows; remove it", "unknown_parameter")
             elif value != NEUTRAL[name]:

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 
 from batchinfer.errors import ConfigError
+from batchinfer.io.chat_options import PLAIN_CHAT, ChatOptions
 
+POLICIES = ("error", "truncate-left", "truncate-right", "truncate-middle", "skip")
 SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
-ON_TOO_LONG = ("error",)
-ON_TOO_LONG_LATER = ("truncate-left", "truncate-right", "truncate-middle", "skip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,17 @@ class InputOptions:
     shard: Shard | None = None  # of the rows that offset and limit leave
     strict: bool = False
     on_too_long: str = "error"
+    prompt_template: str | None = None  # Jinja, over a row's columns
+    job_chat: ChatOptions = PLAIN_CHAT  # tools and template variables of rows that do not say otherwise
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for values that can never work."""
         if not self.input:
             raise ConfigError("the input's name is empty; give a file, a folder, or - for stdin")
-        if self.on_too_long in ON_TOO_LONG_LATER:
-            raise ConfigError(f"--on-too-long {self.on_too_long} is not supported by this version; use error")
-        if self.on_too_long not in ON_TOO_LONG:
-            raise ConfigError(f"--on-too-long {self.on_too_long}: must be one of {', '.join(ON_TOO_LONG)}")
+        if self.on_too_long not in POLICIES:
+            raise ConfigError(f"--on-too-long {self.on_too_long}: must be one of {', '.join(POLICIES)}")
+        if self.prompt_template is not None and (self.prompt_column is not None or self.messages_column is not None):
+            raise ConfigError("--prompt-template builds the prompt from any columns; leave --prompt-column and --messages-column out")
         if self.limit is not None and self.limit < 0:
             raise ConfigError(f"--limit {self.limit}: must be at least 0")
         if self.offset < 0:
@@ -84,6 +86,7 @@ class OutputOptions:
     retry_errors: bool = False
     unordered: bool = False  # rows as they finish; for outputs that are written as they come
     generated_token_ids: bool = False
+    reasoning_split: bool = False  # what a model thinks before it answers goes into a column of its own
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for an empty name, or a combination that says two things."""

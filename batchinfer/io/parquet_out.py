@@ -17,9 +17,11 @@ from batchinfer.io.json_text import without_nan
 from batchinfer.io.parquet_source import ParquetSource
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
-from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, TEXT, TOKEN_IDS, ResultColumns
+from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOKEN_IDS, TOOL_CALLS, ResultColumns
 
 ERROR_TYPE = pa.struct([pa.field("code", pa.string()), pa.field("message", pa.string())])
+FUNCTION_TYPE = pa.struct([pa.field("name", pa.string()), pa.field("arguments", pa.string())])
+CALL_TYPE = pa.struct([pa.field("id", pa.string()), pa.field("type", pa.string()), pa.field("function", FUNCTION_TYPE)])
 RESULT_TYPES = {
     TEXT: pa.string(),
     REASON: pa.string(),
@@ -27,6 +29,8 @@ RESULT_TYPES = {
     NUM_GENERATED: pa.int64(),
     ERROR: ERROR_TYPE,
     TOKEN_IDS: pa.list_(pa.int32()),
+    TOOL_CALLS: pa.list_(CALL_TYPE),
+    REASONING: pa.string(),
 }
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 << 20

@@ -10,10 +10,10 @@ from typing import Any
 from batchinfer.errors import OutputError
 from batchinfer.io.durable import written_whole
 from batchinfer.io.json_text import dump_json
-from batchinfer.io.openai_out import line_id
+from batchinfer.io.openai_out import REASONING_FIELD, line_id
 from batchinfer.io.partial import encode_line
 from batchinfer.io.record import InputRow
-from batchinfer.io.results import ERROR, ResultColumns
+from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOOL_CALLS, ResultColumns
 
 
 def rebuild_partial(rows: Iterable[InputRow], output: Path, columns: ResultColumns, partial: Path) -> None:
@@ -50,10 +50,20 @@ def _answers(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for line in _line_rows(output):
             body = line["response"]["body"]
             choice = body["choices"][0]
-            text = choice["text"] if "text" in choice else choice["message"]["content"]
-            usage = body["usage"]
-            values = (text, choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"], None)
-            yield line["id"], dict(zip(ResultColumns().plain_names, values, strict=True))
+            message = {"content": choice["text"]} if "text" in choice else choice["message"]
+            usage, reason = body["usage"], choice["finish_reason"]
+            yield (
+                line["id"],
+                {
+                    TEXT: message["content"] or "",
+                    REASON: "stop" if reason == "tool_calls" else reason,
+                    NUM_INPUT: usage["prompt_tokens"],
+                    NUM_GENERATED: usage["completion_tokens"],
+                    ERROR: None,
+                    TOOL_CALLS: message.get("tool_calls"),
+                    REASONING: message.get(REASONING_FIELD),
+                },
+            )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise OutputError(f"{output}: is not as it was written ({error}); --overwrite runs the job again") from None
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchinfer.core.request import FinishReason, Result
+from batchinfer.io.answers import Answer
+from batchinfer.io.json_text import dump_json
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 
 TEXT, REASON, NUM_INPUT, NUM_GENERATED, ERROR = "generated_text", "finish_reason", "num_input_tokens", "num_generated_tokens", "error"
-TOKEN_IDS = "generated_token_ids"
+TOKEN_IDS, TOOL_CALLS, REASONING = "generated_token_ids", "tool_calls", "reasoning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,24 +23,31 @@ class ResultColumns:
 
     prefix: str = ""
     token_ids: bool = False
+    tool_calls: bool = False
+    reasoning: bool = False
 
     @property
     def plain_names(self) -> tuple[str, ...]:
         """The columns' names without the prefix, in order."""
         names = (TEXT, REASON, NUM_INPUT, NUM_GENERATED, ERROR)
-        return (*names, TOKEN_IDS) if self.token_ids else names
+        asked = {TOKEN_IDS: self.token_ids, TOOL_CALLS: self.tool_calls, REASONING: self.reasoning}
+        return (*names, *(name for name, wanted in asked.items() if wanted))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The columns' names in the output, in order."""
         return tuple(self.prefix + name for name in self.plain_names)
 
-    def fragment(self, result: Result) -> str:
-        """The columns as JSON members without braces, ready to stand behind the input's own; names without prefix."""
+    def fragment(self, result: Result, answer: Answer | None = None) -> str:
+        """The columns as JSON members without braces, ready to stand behind the input's own; names without prefix.
+
+        `answer` is the result's text taken apart; without it the text stands as it is.
+        """
         error = result.error
+        answer = answer or Answer(result.text)
         if error is None:
             text = (
-                f'"generated_text":{_quoted(result.text)},"finish_reason":"{result.finish_reason.value}",'
+                f'"generated_text":{_quoted(answer.text)},"finish_reason":"{result.finish_reason.value}",'
                 f'"num_input_tokens":{result.num_prompt_tokens},"num_generated_tokens":{len(result.token_ids)},"error":null'
             )
         else:
@@ -49,6 +58,10 @@ class ResultColumns:
         if self.token_ids:
             ids = "null" if error is not None else "[" + ",".join(map(str, result.token_ids.tolist())) + "]"
             text += f',"generated_token_ids":{ids}'
+        if self.tool_calls:
+            text += f',"tool_calls":{dump_json(answer.tool_calls)}'
+        if self.reasoning:
+            text += f',"reasoning":{dump_json(answer.reasoning)}'
         return text
 
     def renamed(self, fields: dict[str, Any]) -> dict[str, Any]:

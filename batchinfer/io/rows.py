@@ -10,9 +10,11 @@ import numpy as np
 
 from batchinfer.core.request import PARAMETER_NAMES, SamplingParams
 from batchinfer.errors import InputError, InputFileError
+from batchinfer.io.chat_options import CHAT_FIELDS, PLAIN_CHAT, ChatOptions, ChatReader
 from batchinfer.io.messages import clean_messages
 from batchinfer.io.options import InputOptions
 from batchinfer.io.params import ParamReader, map_parameters, plain_number
+from batchinfer.io.prompt_template import ROW, PromptTemplate
 from batchinfer.io.record import InputRow
 
 PARAMS_COLUMN = "sampling_params"
@@ -21,24 +23,35 @@ NO_PROMPT = "no_prompt"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns that can hold a prompt; None: not looked at. A named one takes the place of all the others."""
+    """The columns that can hold a prompt; None: not looked at. A named one takes the place of all the others.
+
+    With a template they are those that it uses.
+    """
 
     prompt: str | None = "prompt"
     messages: str | None = "messages"
     token_ids: str | None = "prompt_token_ids"
     id: str | None = None
+    template: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, options: InputOptions) -> Columns:
         """The columns to look at under these options."""
+        if options.prompt_template is not None:
+            return cls(None, None, None, options.id_column, PromptTemplate(options.prompt_template).columns)
         if options.prompt_column is None and options.messages_column is None:
             return cls(id=options.id_column)
         return cls(options.prompt_column, options.messages_column, None, options.id_column)
 
     @property
     def candidates(self) -> list[str]:
-        """Names of all columns that can hold a prompt."""
-        return [name for name in (self.prompt, self.messages, self.token_ids) if name is not None]
+        """Names of all columns that can hold a prompt, or a part of one."""
+        return [*(name for name in (self.prompt, self.messages, self.token_ids) if name is not None), *self.template]
+
+    @property
+    def any_column(self) -> bool:
+        """True when a template may use any column."""
+        return ROW in self.template
 
 
 @dataclass(slots=True)
@@ -50,6 +63,8 @@ class Ask:
     messages: list[dict[str, Any]] | None = None
     token_ids: np.ndarray | None = None
     raw: bool = False  # the prompt is never wrapped into a chat
+    chat: ChatOptions = PLAIN_CHAT
+    needs_chat: str | None = None  # the row asks for this, which only a rendered chat can have
 
 
 def looks_like_openai(values: dict[str, Any]) -> bool:
@@ -65,7 +80,7 @@ def decide_shape(rows: list[InputRow], columns: Columns, input_name: str) -> str
             continue
         if looks_like_openai(row.values):
             return "openai"
-        if any(name in row.values for name in columns.candidates):
+        if columns.any_column or any(name in row.values for name in columns.candidates):
             return "plain"
         found.update(dict.fromkeys(row.values))
     wanted = " or ".join(repr(name) for name in columns.candidates)
@@ -80,11 +95,31 @@ def decide_shape(rows: list[InputRow], columns: Columns, input_name: str) -> str
     raise InputFileError(f"{input_name}: none of the first {len(rows):,} rows is a JSON object; {first}")
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How plain rows become prompts, beyond their columns."""
+
+    chat: ChatOptions = PLAIN_CHAT
+    template: PromptTemplate | None = None
+
+
+NO_WAYS = Ways()
+
+
 class PlainRows:
     """Reads plain rows: columns to a prompt form and to parameters."""
 
-    def __init__(self, columns: Columns, defaults: SamplingParams, row_params: bool = True, json_cells: bool = False) -> None:
+    def __init__(
+        self,
+        columns: Columns,
+        defaults: SamplingParams,
+        row_params: bool = True,
+        json_cells: bool = False,
+        ways: Ways = NO_WAYS,
+    ) -> None:
         self._columns = columns
+        self._chat = ChatReader(ways.chat)
+        self._template = ways.template
         self._params = ParamReader(defaults)
         self._row_params = row_params
         self._json_cells = json_cells  # table cells may hold lists as JSON text
@@ -92,6 +127,20 @@ class PlainRows:
 
     def read(self, values: dict[str, Any]) -> Ask:
         """What the row asks for, or `InputError`."""
+        ask = self._prompt(values)
+        ask.chat = self._chat.defaults
+        if self._row_params and self._chat.asks(values):
+            given = self._given_chat(values)
+            ask.chat = self._chat.read(given)
+            ask.needs_chat = self._chat.chat_only(given)
+        return ask
+
+    def _given_chat(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: values[name] for name in CHAT_FIELDS if name in values and name not in self._no_parameters}
+
+    def _prompt(self, values: dict[str, Any]) -> Ask:
+        if self._template is not None:
+            return Ask(self.params(values), prompt=self._template.render(values))
         if looks_like_openai(values) and not any(values.get(name) is not None for name in self._columns.candidates):
             raise InputError("an OpenAI batch line in a file of plain rows; put it into a file of its own", "wrong_shape")
         columns = self._columns
@@ -122,7 +171,8 @@ class PlainRows:
         """The row's columns that are taken as parameters."""
         if not self._row_params:
             return []
-        return [name for name in values if (name in PARAMETER_NAMES or name == PARAMS_COLUMN) and name not in self._no_parameters]
+        known = (*CHAT_FIELDS, PARAMS_COLUMN)
+        return [name for name in values if (name in PARAMETER_NAMES or name in known) and name not in self._no_parameters]
 
     def params(self, values: dict[str, Any]) -> SamplingParams:
         """The row's parameters over the job's; a column of its own wins over the same name in `sampling_params`."""

@@ -8,15 +8,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.errors import InputError, ModelError
+from batchinfer.io.chat_options import PLAIN_CHAT, ChatOptions
 from batchinfer.io.chat_template import ChatTemplate, choose_template, folder_template
 from batchinfer.io.gguf_tokenizer import build_tokenizer, num_tokens, read_tokens
 from batchinfer.io.messages import clean_messages
 from batchinfer.io.shrinking import bytes_per_token
 from batchinfer.io.token_bytes import token_bytes
+from batchinfer.io.tool_calls import ToolFormat, find_format
+from batchinfer.io.truncate import PlacedTokens
 from batchinfer.model.generation import gguf_eos_ids, read_generation_config
 from batchinfer.weights.gguf import read_gguf
 from batchinfer.weights.json_file import read_json
@@ -59,6 +63,28 @@ class Tokenizer:
         """Token ids of one text."""
         return self.encode_batch([text], add_special_tokens)[0]
 
+    def encode_placed(self, text: str, add_special_tokens: bool) -> PlacedTokens:
+        """Token ids of one text with the characters that they stand for."""
+        try:
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as err:
+            raise InputError("the prompt holds half a surrogate pair, which is not valid Unicode text", "invalid_text") from err
+        places = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        added = np.array(encoding.special_tokens_mask, bool)
+        return PlacedTokens(np.array(encoding.ids, np.int32), places[:, 0], places[:, 1], added)
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls, where that is known."""
+        if self.template is None:
+            return None
+        return find_format(self.template.source, lambda token: self.backend.token_to_id(token) is not None)
+
+    def special_ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of those texts that are special tokens."""
+        found = (self.backend.token_to_id(text) for text in texts)
+        return frozenset(index for index in found if index is not None and index in self.vocabulary.special_ids)
+
     def min_tokens_of(self, text: str) -> int:
         """A number of tokens that `text` is sure to reach, without tokenising it: cheap refusal of prompts far too long."""
         if self.max_bytes_per_token is None:
@@ -66,17 +92,17 @@ class Tokenizer:
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         return -(-size // self.max_bytes_per_token)
 
-    def render_chat(self, messages: list[dict[str, Any]], *, date: datetime | None = None, add_generation_prompt: bool = True) -> str:
+    def render_chat(self, messages: list[dict[str, Any]], *, date: datetime | None = None, options: ChatOptions = PLAIN_CHAT) -> str:
         """The prompt of a conversation.
 
-        A last message of the assistant is rendered as a turn like any other, and a new generation prompt follows it.
-        `date` is what `strftime_now` prints; None is today.
+        Unless `options` say so, a last message of the assistant is a turn like any other, and a new generation prompt
+        follows it. `date` is what `strftime_now` prints; None is today.
         """
         if self.template is None:
             raise InputError(
                 "this model has no chat template, so messages cannot become a prompt; pass rows with `prompt` instead", "no_chat_template"
             )
-        return self.template.render(clean_messages(messages, "messages"), date, add_generation_prompt)
+        return self.template.render(clean_messages(messages, "messages"), date, options)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

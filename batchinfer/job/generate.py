@@ -196,7 +196,9 @@ class Generation:
             self._watchdog.working(False)  # a reader of ours may take as long as it likes
             if result.error is not None and self._asked.input.strict:  # not stored: it must fail again when the job is repeated
                 raise StrictError(f"--strict: {store.placed(result.row, result.error.message)} ({result.error.code})")
-            store.put(result, columns.fragment(result))
+            answer = self._rows.answer_of(result)
+            store.tally.rows_truncated += self._rows.preparer.was_cut(result.row) and result.error is None
+            store.put(result, columns.fragment(result, answer))
             if result.error is None and not shown:
                 shown = True
                 observer.answer_shown(result.row, result.text)

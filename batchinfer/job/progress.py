@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from batchinfer.core.request import FinishReason, Result
+from batchinfer.io.truncate import SKIPPED
 from batchinfer.job.records import JobReport, JobSnapshot
 from batchinfer.job.rows_in import RowStream
 
@@ -51,6 +52,8 @@ class Tally:
     rows_done: int = 0
     rows_failed: int = 0
     rows_clipped: int = 0
+    rows_truncated: int = 0
+    rows_skipped: int = 0  # of the done ones: left out on request, neither good nor failed
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
@@ -84,6 +87,9 @@ class Tally:
         self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
 
     def _failed(self, row: int, code: str, message: str) -> None:
+        if code == SKIPPED:
+            self.rows_skipped += 1
+            return
         self.rows_failed += 1
         self.error_codes[code] = self.error_codes.get(code, 0) + 1
         self.failed.add(row)
@@ -94,7 +100,9 @@ class Tally:
         """Write the totals into the report."""
         report.rows_total = self.rows_done
         report.rows_failed = self.rows_failed
-        report.rows_ok = self.rows_done - self.rows_failed
+        report.rows_ok = self.rows_done - self.rows_failed - self.rows_skipped
+        report.rows_truncated = self.rows_truncated
+        report.rows_skipped = self.rows_skipped
         report.rows_clipped = self.rows_clipped
         report.prompt_tokens = self.prompt_tokens
         report.cached_prompt_tokens = self.cached_prompt_tokens

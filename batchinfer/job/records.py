@@ -91,6 +91,8 @@ class JobReport:
     rows_ok: int = 0
     rows_failed: int = 0
     rows_done_before: int = 0
+    rows_truncated: int = 0  # whose prompt was cut to fit
+    rows_skipped: int = 0  # left out because their prompt was too long
     rows_clipped: int = 0  # max_tokens cut by context or pool, and the row ended there
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from time import perf_counter
@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from batchinfer.core.request import PARAMETER_NAMES, Request, Result, SamplingParams
 from batchinfer.errors import ConfigError, InputError, InputFileError
+from batchinfer.io.answers import REASONING_TAGS, Answer, AnswerReader
+from batchinfer.io.chat_options import CHAT_FIELDS
 from batchinfer.io.join import KeptColumns, has_clash
 from batchinfer.io.openai_rows import OpenAIRows, other_models
 from batchinfer.io.options import InputOptions, Shard
 from batchinfer.io.params import OPENAI_BASE, PLAIN_BASE, job_defaults
 from batchinfer.io.prepare import Rendering, RowPreparer, batches
+from batchinfer.io.prompt_template import PromptTemplate
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import ResultColumns
-from batchinfer.io.rows import PARAMS_COLUMN, Columns, PlainRows, decide_shape, looks_like_openai
+from batchinfer.io.rows import PARAMS_COLUMN, Columns, PlainRows, Ways, decide_shape, looks_like_openai
 from batchinfer.io.source import InputFiles, Source, open_source
 
 if TYPE_CHECKING:
@@ -63,10 +66,19 @@ class RowStream:
         stream._look()
         if stream.window:
             stream.shape = decide_shape(stream.window, columns, options.input)
+            if stream.shape == "openai" and options.prompt_template is not None:
+                raise ConfigError("--prompt-template is for plain rows; OpenAI batch lines hold their prompts")
+            stream._expect_calls()
             stream._check_names()
         if options.shard is not None:
             stream._narrow(options.shard)
         return stream
+
+    def _expect_calls(self) -> None:
+        """Plain rows get a column of tool calls when the job or its first rows come with tools."""
+        given = self.options.row_params and any(row.values is not None and row.values.get("tools") for row in self.window)
+        if self.shape == "openai" or given or self.options.job_chat.tools:
+            self.result_columns = replace(self.result_columns, tool_calls=True)
 
     @property
     def chosen(self) -> tuple[int, int | None]:
@@ -159,7 +171,7 @@ def _check_table(source: Source, columns: Columns, options: InputOptions, result
     types = source.column_types
     if looks_like_openai(dict.fromkeys(types)):
         raise InputFileError(f"{options.input}: OpenAI batch lines are read from JSONL only; write them as .jsonl")
-    if not any(name in types for name in columns.candidates) and source.num_rows:
+    if not columns.any_column and not any(name in types for name in columns.candidates) and source.num_rows:
         wanted = " or ".join(repr(name) for name in columns.candidates)
         raise InputFileError(f"{options.input}: no column {wanted}; columns found: {', '.join(types)}; name one with --prompt-column")
     try:
@@ -178,9 +190,9 @@ def _use_columns(source: Source, columns: Columns, options: InputOptions, kept: 
 
     assert isinstance(source, ParquetSource)
     names = list(source.column_types)
-    wanted = {*columns.candidates, *ID_COLUMNS, PARAMS_COLUMN, *(PARAMETER_NAMES if options.row_params else ())}
+    wanted = {*columns.candidates, *ID_COLUMNS, PARAMS_COLUMN, *CHAT_FIELDS, *(PARAMETER_NAMES if options.row_params else ())}
     carried = kept.names(names) if kept is not None else ()
-    source.use_columns([name for name in names if name in wanted or name == columns.id or name in carried])
+    source.use_columns([name for name in names if columns.any_column or name in wanted or name == columns.id or name in carried])
 
 
 @dataclass(slots=True)
@@ -194,6 +206,7 @@ class JobRows:
     notes: list[str]
     treatment: str  # how prompts become what the model reads, as a sentence
     parameter_columns: tuple[str, ...]
+    reader: AnswerReader
     seconds: float = 0.0  # spent rendering and tokenising
 
     def prepared(self, rows: Iterable[InputRow], seen: Callable[[InputRow], None] | None = None) -> Iterator[Request | Result]:
@@ -206,6 +219,11 @@ class JobRows:
                     seen(row)
             self.seconds += perf_counter() - began
             yield from made
+
+    def answer_of(self, result: Result) -> Answer | None:
+        """The text of a row that has just ended, taken apart; None for a failed row."""
+        reading = self.preparer.reading_of(result.row)
+        return None if result.error is not None else self.reader.read(result, reading)
 
 
 def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], date: datetime) -> JobRows:
@@ -221,30 +239,43 @@ def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], d
         raise ConfigError("--system-prompt needs a chat: prompts are used raw here, and have no place for it")
     defaults, notes = job_defaults(model.generation.defaults, sampling, OPENAI_BASE if is_openai else PLAIN_BASE)
     ids = (columns.id,) if columns.id is not None else ID_COLUMNS
-    rendering = Rendering(chat, options.system_prompt, date, model.max_model_len, ids)
+    rendering = Rendering(chat, options.system_prompt, date, model.max_model_len, options.on_too_long, ids)
     notes = [*model.generation.notes, *notes]
+    reader = _answer_reader(stream, model, notes)
     if is_openai:
-        preparer = RowPreparer(OpenAIRows(defaults, options.row_params), tokenizer, rendering)
-        return JobRows(
-            stream,
-            preparer,
-            defaults,
-            chat,
-            notes,
-            "prompts: OpenAI lines; messages go through the chat template, completions are sent raw",
-            (),
-        )
+        preparer = RowPreparer(OpenAIRows(defaults, options.row_params, options.job_chat), tokenizer, rendering, reader)
+        treatment = "prompts: OpenAI lines; messages go through the chat template, completions are sent raw"
+        return JobRows(stream, preparer, defaults, chat, notes, treatment, (), reader)
     treatment = _treatment(stream, columns, chat, tokenizer.has_chat_template)
-    shape = PlainRows(columns, defaults, options.row_params, json_cells=stream.files.kind == "parquet")
+    template = None if options.prompt_template is None else PromptTemplate(options.prompt_template)
+    ways = Ways(options.job_chat, template)
+    shape = PlainRows(columns, defaults, options.row_params, json_cells=stream.files.kind == "parquet", ways=ways)
     found: dict[str, None] = {}
     for row in stream.window:
         if row.values is not None:
             found.update(dict.fromkeys(shape.parameter_columns(row.values)))
-    return JobRows(stream, RowPreparer(shape, tokenizer, rendering), defaults, chat, notes, treatment, tuple(found))
+    preparer = RowPreparer(shape, tokenizer, rendering, reader)
+    return JobRows(stream, preparer, defaults, chat, notes, treatment, tuple(found), reader)
+
+
+def _answer_reader(stream: RowStream, model: ModelHandle, notes: list[str]) -> AnswerReader:
+    """How answers are taken apart; adds a note when tools were given and the model's way of calling them is not known."""
+    columns, tokenizer = stream.result_columns, model.tokenizer
+    if not columns.tool_calls and not columns.reasoning:
+        return AnswerReader(tokenizer.vocabulary)
+    known = tokenizer.tool_format if columns.tool_calls else None
+    if columns.tool_calls and known is None and stream.shape == "plain":
+        notes.append("tool calls: this model's way of writing them is not known; they stay in the text")
+    marks = known.marks if known is not None else ()
+    tags = [tag for pair in REASONING_TAGS for tag in pair] if columns.reasoning else []
+    return AnswerReader(tokenizer.vocabulary, known, columns.reasoning, tokenizer.special_ids_of([*marks, *tags]))
 
 
 def _treatment(stream: RowStream, columns: Columns, chat: bool, has_template: bool) -> str:
     """How the columns that the first rows use become what the model reads."""
+    if columns.template:
+        after = "each text becomes one user message (--no-chat sends it raw)" if chat else "sent raw"
+        return f"prompts: --prompt-template over {', '.join(columns.template)}; {after}"
     raw = "sent raw" + (" (--chat wraps it)" if has_template else "")
     ways = {
         columns.prompt: "each becomes one user message (--no-chat sends it raw)" if chat else raw,

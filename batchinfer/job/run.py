@@ -174,7 +174,7 @@ class Job:
         else:
             identity = identity_of(files.paths)
         kept = KeptColumns(None if output.keep_columns is None else frozenset(output.keep_columns), frozenset(output.drop_columns))
-        columns = ResultColumns(output.prefix, output.generated_token_ids)
+        columns = ResultColumns(output.prefix, output.generated_token_ids, reasoning=output.reasoning_split)
         stream = RowStream.open(files, options, columns, kept if output.unordered else None)
         if stream.shape == "openai":
             check_openai(output, places)

@@ -84,10 +84,16 @@ def identity_of_job(
             "shard": options.shard and options.shard.tag,
             "columns": asdict(Columns.of(options)),
         },
-        "rendering": {"system_prompt": options.system_prompt},
+        "rendering": {
+            "system_prompt": options.system_prompt,
+            "prompt_template": options.prompt_template,
+            "on_too_long": options.on_too_long,
+            "tools": options.job_chat.tools,
+            "chat_template_kwargs": options.job_chat.variables,
+        },
         "sampling": {"job_seed": config.seed, "row_params": options.row_params},
         "engine": {name: getattr(config, name) for name in TELLING},
-        "result": {"generated_token_ids": output.generated_token_ids},
+        "result": {"generated_token_ids": output.generated_token_ids, "reasoning_split": output.reasoning_split},
     }
     if model is not None:
         record["model"] = model.fingerprint

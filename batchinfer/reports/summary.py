@@ -54,7 +54,14 @@ class RunSummary:
         """The report's keys, as `OUTPUT.report.json` and `bench --json` hold them."""
         report = self.report
         return {
-            "rows": {"total": report.rows_total, "ok": report.rows_ok, "failed": report.rows_failed, "clipped": report.rows_clipped},
+            "rows": {
+                "total": report.rows_total,
+                "ok": report.rows_ok,
+                "failed": report.rows_failed,
+                "clipped": report.rows_clipped,
+                "truncated": report.rows_truncated,
+                "skipped": report.rows_skipped,
+            },
             "tokens": {"prompt": report.prompt_tokens, "cached_prompt": report.cached_prompt_tokens, "output": report.output_tokens},
             "seconds": {name: round(value, 4) for name, value in stage_seconds(report).items()},
             "throughput": {
@@ -183,6 +190,8 @@ def _work_lines(summary: RunSummary) -> list[tuple[str, str]]:
         lines.append(
             ("clipped", f"{plural(report.rows_clipped, 'row')} ended early because context or KV pool were smaller than max_tokens")
         )
+    if report.rows_truncated or report.rows_skipped:
+        lines.append(("too long", f"{plural(report.rows_truncated, 'prompt')} cut to fit, {plural(report.rows_skipped, 'row')} skipped"))
     if report.error_codes:
         lines.append(("errors", ", ".join(f"{code} {count:,}" for code, count in sorted(report.error_codes.items()))))
     cached = f", {report.cached_prompt_tokens:,} of them from the prefix cache" if report.cached_prompt_tokens else ""

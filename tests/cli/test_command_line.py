@@ -90,7 +90,6 @@ def test_version_everywhere(cli: Cli, args: tuple[str, ...]) -> None:
         ("--kv-cache-dtype int4", "must be one of auto, bf16, float32, int8"),
         ("--kv-cache-dtype fp8", "not supported by this version"),
         ("--order global", "not supported by this version"),
-        ("--on-too-long skip", "not supported by this version"),
         ("--speculative draft:", "must be off, ngram, or draft:MODEL"),
         ("--speculative medusa", "must be off, ngram, or draft:MODEL"),
         ("--num-speculative-tokens 0", "--num-speculative-tokens 0: must be from 1 to 64"),

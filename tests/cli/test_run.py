@@ -53,7 +53,7 @@ def test_a_run_writes_results_a_report_and_a_verdict(cli: Cli, prompts: Path, ti
     assert [row["error"] is None for row in rows] == [True] * 6 + [False] * 2
     report = json.loads(Path(f"{output}.report.json").read_text())
     check_keys(report)
-    assert report["rows"] == {"total": 8, "ok": 6, "failed": 2, "clipped": 0}
+    assert report["rows"] == {"total": 8, "ok": 6, "failed": 2, "clipped": 0, "truncated": 0, "skipped": 0}
     assert report["tokens"]["output"] == 24
     assert report["settings"]["threads"] == 1
     assert report["limit_fraction"] > 0

@@ -33,7 +33,7 @@ BAD = [
     (chat("f", temprature=1), "unknown_parameter"),
     (chat("g", stream=True), "unsupported_parameter"),
     (chat("h", temperature="0"), "invalid_parameter"),
-    (chat("i", tools=[{"type": "function"}]), "unsupported_parameter"),
+    (chat("i", tools=[{"type": "function"}]), "invalid_tools"),
     (chat("j", n=2), "unsupported_parameter"),
     (text("k", ["a", "b"]), "unsupported_parameter"),
     (text("l", ""), "empty_prompt"),

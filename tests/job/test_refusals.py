@@ -102,7 +102,7 @@ def test_settings_that_cannot_work(tmp_path: Path, source: Path, world: World) -
     refused(world, tmp_path / "a.parquet", match="--output-prefix")
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "b.parquet")
     refused(world, tmp_path / "b.parquet", match="'nope'", keep_columns=("nope",))
-    for wrong in ({"on_too_long": "truncate-left"}, {"on_too_long": "pray"}, {"limit": -1}, {"offset": -1}):
+    for wrong in ({"on_too_long": "truncate-up"}, {"on_too_long": "pray"}, {"limit": -1}, {"offset": -1}):
         with pytest.raises(ConfigError):
             InputOptions("a", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):

@@ -10,9 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from batchinfer.config import EngineConfig
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.errors import InputError
+from batchinfer.io.chat_options import PLAIN_CHAT, ChatOptions
+from batchinfer.io.truncate import PlacedTokens
 from batchinfer.job import InputOptions, JobParts, JobReport, OutputOptions, run_job
 from tests.fakes import Setup, make_engine
 
@@ -37,12 +41,23 @@ class ByteTokenizer:
     def min_tokens_of(self, text: str) -> int:
         return len(text)
 
-    def render_chat(self, messages: list[dict[str, Any]], *, date: object = None, add_generation_prompt: bool = True) -> str:
+    tool_format: Any = None
+
+    def special_ids_of(self, texts: Any) -> frozenset[int]:
+        return frozenset()
+
+    def encode_placed(self, text: str, add_special_tokens: bool) -> PlacedTokens:
+        pairs = [(index, byte) for index, char in enumerate(text) for byte in char.encode()]
+        starts, ids = (np.array([pair[side] for pair in pairs], np.int32) for side in (0, 1))
+        return PlacedTokens(ids, starts, starts + 1, np.zeros(len(ids), bool))
+
+    def render_chat(self, messages: list[dict[str, Any]], *, date: object = None, options: ChatOptions = PLAIN_CHAT) -> str:
         if not self.has_chat_template:
             raise InputError("no chat template", "no_chat_template")
         if self.refuse is not None and any(self.refuse in message["content"] for message in messages):
             raise InputError("the template refuses", "template_error")
-        return "".join(f"{message['role']}:{message['content']}\n" for message in messages) + ">"
+        text = "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+        return text[:-1] if options.continue_final else text + ">" * options.add_generation_prompt
 
 
 @dataclass

@@ -11,6 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from batchinfer.errors import InputError, ModelError
+from batchinfer.io.chat_options import ChatOptions
 from batchinfer.io.chat_sandbox import MAX_CHARACTERS, MAX_TURNS
 from batchinfer.io.chat_template import ChatTemplate, choose_template, folder_template
 from tests.oracle.tiny_models import build_tokenizer
@@ -122,7 +123,7 @@ TEMPLATES = {
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, date: datetime | None = None, prompt: bool = True) -> str:
-    return ChatTemplate(source, "here", SPECIAL).render(messages or CONVERSATIONS[0], date, prompt)
+    return ChatTemplate(source, "here", SPECIAL).render(messages or CONVERSATIONS[0], date, ChatOptions(add_generation_prompt=prompt))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

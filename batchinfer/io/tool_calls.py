@@ -1,0 +1,136 @@
+"""Tool calls in generated text: which way of writing them a model has, and the calls as OpenAI's records.
+
+A format is known by the tokens that its calls are marked with; a model without one of them has no format, and its text
+stays text. So does a call that is cut off or is no valid JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+MAX_CALLS = 128
+HERMES, MISTRAL, LLAMA = "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"
+ARGUMENTS = "[ARGS]"
+MISTRAL_NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,256})\s*(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
+HERMES_END = "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: a function's name, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+    def record(self, row: int, index: int) -> dict[str, Any]:
+        """The call as OpenAI writes it; the id follows from the row, so that runs compare."""
+        mark = blake2b(f"{row}:{index}:{self.name}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+        return {"id": f"call_{mark}", "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes calls. `read` gives (text beside the calls, calls), or None where the text holds none."""
+
+    name: str
+    marks: tuple[str, ...]  # tokens that the reader must see, special or not
+    read: Callable[[str, Collection[str]], tuple[str, list[Call]] | None]
+
+
+def read_hermes(text: str, names: Collection[str]) -> tuple[str, list[Call]] | None:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen write them; the last end tag may be missing."""
+    before, *blocks = text.split(HERMES)
+    calls, beside = [], [before]
+    for block in blocks:
+        body, _, after = block.partition(HERMES_END)
+        call = _call(_json(body))
+        if call is None:
+            return None
+        calls.append(call)
+        beside.append(after)
+    return _found("".join(beside), calls)
+
+
+def read_mistral(text: str, names: Collection[str]) -> tuple[str, list[Call]] | None:
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or newer `[TOOL_CALLS]name[ARGS]{...}` once for each call."""
+    before, *blocks = text.split(MISTRAL)
+    calls: list[Call | None] = []
+    for block in blocks:
+        named = MISTRAL_NAME.match(block)
+        if named is not None:
+            arguments = _json(block[named.end() :])
+            calls.append(Call(named[1], _dump(arguments)) if isinstance(arguments, dict) else None)
+        else:
+            listed = _json(block)
+            calls += [_call(item) for item in listed] if isinstance(listed, list) else [None]
+    return _found(before, calls)
+
+
+def read_llama(text: str, names: Collection[str]) -> tuple[str, list[Call]] | None:
+    """`{"name": ..., "parameters": {...}}` and nothing else, several with `;` between, as Llama 3.1 and later write them.
+
+    Such text may also be an ordinary answer in JSON, so that only the names of tools that the row gave count.
+    """
+    rest = text.strip().removeprefix(LLAMA).strip()
+    decoder = json.JSONDecoder()
+    calls: list[Call | None] = []
+    while rest and len(calls) <= MAX_CALLS:
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return None
+        call = _call(value)
+        calls.append(call if call is not None and call.name in names else None)
+        rest = rest[end:].strip()
+        if rest and not rest.startswith(";"):
+            return None
+        rest = rest.removeprefix(";").strip()
+    return _found("", calls)
+
+
+FORMATS = (
+    ToolFormat("mistral", (MISTRAL, ARGUMENTS, "[CALL_ID]"), read_mistral),
+    ToolFormat("hermes", (HERMES, HERMES_END), read_hermes),
+    ToolFormat("llama3", (LLAMA,), read_llama),
+)
+
+
+def find_format(template: str, has_token: Callable[[str], bool]) -> ToolFormat | None:
+    """The way that a model writes tool calls, by what its template writes and its vocabulary holds; None when none is known."""
+    for known in FORMATS:
+        mark = known.marks[0]
+        if mark in template or has_token(mark):
+            return known
+    return None
+
+
+def _found(beside: str, calls: list[Call | None] | list[Call]) -> tuple[str, list[Call]] | None:
+    good = [call for call in calls if call is not None]
+    if not good or len(good) != len(calls) or len(good) > MAX_CALLS:
+        return None
+    return beside.strip(), good
+
+
+def _call(value: Any) -> Call | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _json(arguments)
+    return Call(value["name"], _dump(arguments)) if isinstance(arguments, dict) else None
+
+
+def _dump(arguments: Any) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text.strip())
+    except (ValueError, RecursionError):
+        return None
