@@ -12,7 +12,6 @@ import typer
 from batchinfer.cli.flags import EngineFlags, GeneralFlags, ModelFlags, gathers_flags, name_list, parse_count
 from batchinfer.cli.measure_flags import ReportFlags, WorkloadFlags
 from batchinfer.cli.settings import engine_config
-from batchinfer.cli.write_json import write_json
 from batchinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def ablate(
 
     batchinfer ablate --concurrency 64
 
-    batchinfer ablate --concurrency 1 --concurrency 64 --ladder --json ablate.json
+    batchinfer ablate --concurrency 1 --concurrency 64 --ladder --html ablate.html --json ablate.json
 
     batchinfer ablate --workload prompts.jsonl --features prefix_cache,speculation
 
@@ -98,6 +97,7 @@ def ablate(
     reports what was measured until then.
     """
     workload_flags.check()
+    report_flags.check()
     counts = [parse_count(text) for text in max_num_seqs or [str(DEFAULT_CONCURRENCY)]]
     if any(not 1 <= count <= 65_536 for count in counts):
         raise ConfigError(f"--concurrency {min(counts)}: must be from 1 to 65,536")
@@ -145,7 +145,7 @@ def _ablate(
     provenance = replace(Provenance.of(config.model, load, flags.seed), choices=ablation.choices)
     report = AblationReport.of(ablation, provenance, trials.settings)
     report_console(sys.stderr).print(ablation_picture(report))
-    write_json(out.json_file, {**report.as_dict(), "seconds": round(time.monotonic() - began, 1), "budget_s": budget_s})
+    out.write("What each feature is worth", {**report.as_dict(), "seconds": round(time.monotonic() - began, 1), "budget_s": budget_s})
     return 130 if report.interrupted else 0
 
 

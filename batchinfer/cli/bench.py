@@ -62,6 +62,7 @@ def bench(
     if compare is not None:
         return _compare(*compare)
     workload_flags.check()
+    report_flags.check()
     if repeats < 1:
         raise ConfigError(f"--repeats {repeats}: must be at least 1")
     config = engine_config(model_flags, engine_flags, workload_flags.seed)
@@ -106,7 +107,7 @@ def _throughput(config: EngineConfig, flags: WorkloadFlags, repeats: int, out: R
     for line in runs.lines():
         print(line, file=sys.stderr)
     document = {**summary.as_dict(), **run.extra_keys(), **runs.as_dict(), "workload": load.name, "command": sys.argv, "seed": flags.seed}
-    write_json(out.json_file, document)
+    out.write("Throughput and latency", document)
     return runs.exit_code
 
 

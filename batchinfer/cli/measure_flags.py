@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,9 +95,30 @@ class ReportFlags:
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write everything as JSON; - is stdout.", rich_help_panel="Output", show_default=False),
     ] = None
+    html_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write one page with charts, complete in itself.", rich_help_panel="Output", show_default=False
+        ),
+    ] = None
     quiet: Annotated[
         bool,
         typer.Option(
             "-q", "--quiet", metavar=" ", help="No progress on stderr; the report at the end is printed.", rich_help_panel="Output"
         ),
     ] = False
+
+    def check(self) -> None:
+        """Raise `ConfigError` for a report that could not be written once everything is measured."""
+        if self.html_file is not None:
+            from batchinfer.reports.charts import require_plotly
+
+            require_plotly()
+
+    def write(self, title: str, report: dict[str, Any]) -> None:
+        """Write the files that were asked for."""
+        from batchinfer.cli.write_json import write_json
+        from batchinfer.reports.html_page import write_html
+
+        write_json(self.json_file, report)
+        write_html(self.html_file, title, report)

@@ -11,7 +11,6 @@ import typer
 from batchinfer.cli.flags import EngineFlags, GeneralFlags, ModelFlags, gathers_flags, name_list, parse_count
 from batchinfer.cli.measure_flags import ReportFlags, WorkloadFlags
 from batchinfer.cli.settings import SAME_TYPE, engine_config
-from batchinfer.cli.write_json import write_json
 from batchinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def sweep_kv(
 
     batchinfer sweep-kv
 
-    batchinfer sweep-kv --kv-dtypes bf16,int8 --json sweep.json
+    batchinfer sweep-kv --kv-dtypes bf16,int8 --html sweep.html --json sweep.json
 
     batchinfer sweep-kv --workload prompts.jsonl --tokens 2048,4096,8192
 
@@ -60,6 +59,7 @@ def sweep_kv(
     --block-size says otherwise. Ctrl-C ends it early and reports what was measured until then.
     """
     workload_flags.check()
+    report_flags.check()
     if engine_flags.num_kv_blocks is not None or engine_flags.kv_cache_memory is not None:
         raise ConfigError("sweep-kv sets the size of the KV pool itself: give its sizes with --tokens or --blocks")
     if tokens is not None and blocks is not None:
@@ -98,7 +98,7 @@ def _sweep(config: EngineConfig, asked: tuple[list[int], list[int]], kv_dtypes: 
             face.say(line)
         sweep(report, pools, load, build, face.progress)
     report_console(sys.stderr).print(sweep_picture(report))
-    write_json(out.json_file, report.as_dict())
+    out.write("How large the KV pool must be", report.as_dict())
     return 130 if report.interrupted else 0
 
 

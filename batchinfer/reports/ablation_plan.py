@@ -22,7 +22,7 @@ WANTED_ROUNDS = (5, 4, 3)
 FEW_ROUNDS = (3, 2, 1)
 MOST_ROUNDS = 8
 GENERATIONS = (4.0, 3.0, 2.0, 1.5, 1.25)  # rows over rows at once
-FEW_GENERATIONS = (1.0, 0.5, 0.25, 0.1, 0.0)
+FEW_GENERATIONS = (1.0, 0.5, 0.25, 0.0)
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # of the outputs' lengths
 
 
@@ -31,14 +31,19 @@ class Pilot:
     """What short runs told: seconds of everything on, by token, and each variant's time over that of everything on."""
 
     prompt_token_s: float
-    output_token_s: float
+    step_s: float  # of a step that generates, before its rows are counted
+    row_step_s: float  # more for each row of such a step
+    concurrency: int
     recomputed_token_s: float  # of everything on, had it no KV cache; times its factor right for a variant without one
     factors: Mapping[str, float]  # by variant
     given_up: Sequence[str] = ()  # variants that not even the pilot could end
 
     def seconds_for(self, workload: Workload) -> float:
-        """How long everything on takes for a workload, roughly."""
-        return self.prompt_token_s * workload.prompt_tokens + self.output_token_s * workload.most_output_tokens
+        """How long everything on takes for a workload, roughly: its longest row generates alone in the end."""
+        outputs = workload.most_output_tokens
+        longest = max((request.params.max_tokens for request in workload.requests), default=0)
+        steps = max(longest, outputs / self.concurrency)
+        return self.prompt_token_s * workload.prompt_tokens + self.step_s * steps + self.row_step_s * outputs
 
     def seconds_of(self, variant: Variant, part: Workload, on_slice: bool) -> float:
         """How long a variant takes for a part, roughly."""
@@ -85,7 +90,8 @@ def fly_pilot(variants: Sequence[Variant], workload: Workload, measure: Measure,
     everything = next(variant for variant in variants if variant.name == BASELINE)
     few = workload.shortest(min(PILOT_ROWS, everything.concurrency), PILOT_OUTPUT)
     measure(everything, few)
-    least = measure(everything, few).seconds
+    small = measure(everything, few)
+    least = small.seconds
     full = measure(everything, workload.part(min(SPEED_ROWS, everything.concurrency), most_output=SPEED_OUTPUT))
     factors: dict[str, float] = {}
     given_up: list[str] = []
@@ -101,14 +107,22 @@ def fly_pilot(variants: Sequence[Variant], workload: Workload, measure: Measure,
             given_up.append(variant.name)
             continue
         factors[variant.name] = factor
-    return Pilot(*_speeds(full), least / few.recomputed_tokens, factors, given_up)
+    step_s, row_step_s = _step_seconds(small, full)
+    prompt_token_s = full.facts.prefill_seconds / max(1, full.facts.prompt_tokens)
+    return Pilot(prompt_token_s, step_s, row_step_s, everything.concurrency, least / few.recomputed_tokens, factors, given_up)
 
 
-def _speeds(run: Measurement) -> tuple[float, float]:
-    """Seconds by prompt token and by output token."""
-    prefill = min(run.facts.prefill_seconds, 0.9 * run.seconds)
-    prompt = run.facts.prompt_tokens
-    return (prefill / prompt if prompt else 0.0), (run.seconds - prefill) / max(1, run.output_tokens)
+def _step_seconds(small: Measurement, large: Measurement) -> tuple[float, float]:
+    """Seconds of a generating step, as a part that every step has and one by row, from two runs of different width."""
+    rows = [max(1, run.facts.peak_running) for run in (small, large)]
+    waits = [
+        run.itl.median / 1e3 if run.itl is not None else run.seconds / max(1, run.output_tokens) * n
+        for run, n in zip((small, large), rows, strict=True)
+    ]
+    if rows[1] == rows[0]:
+        return waits[1], 0.0
+    by_row = max(0.0, (waits[1] - waits[0]) / (rows[1] - rows[0]))
+    return max(0.0, waits[1] - by_row * rows[1]), by_row
 
 
 def choose_sizes(variants: Sequence[Variant], workload: Workload, pilot: Pilot, seconds: float, repeats: int | None = None) -> Sizes:
@@ -127,11 +141,11 @@ def choose_sizes(variants: Sequence[Variant], workload: Workload, pilot: Pilot, 
         return Sizes(whole, part, tuple(v.name for v in slow), rounds, pilot.seconds_for(whole) * runs + slices, share)
 
     for wanted in (repeats,) if repeats is not None else WANTED_ROUNDS:
-        for whole, share in _candidates(workload, concurrency, GENERATIONS):
+        for whole, share in _candidates(workload, concurrency):
             each = pilot.seconds_for(whole) * runs
             if each * wanted <= left:
                 return made(repeats or max(wanted, min(MOST_ROUNDS, int(left / max(each, 1e-9)))), whole, share)
-    small = list(_candidates(workload, concurrency, FEW_GENERATIONS))
+    small = _wide_first(workload, concurrency)
     for rounds in (repeats,) if repeats is not None else FEW_ROUNDS:
         for whole, share in small:
             if pilot.seconds_for(whole) * runs * rounds <= left:
@@ -139,12 +153,18 @@ def choose_sizes(variants: Sequence[Variant], workload: Workload, pilot: Pilot, 
     return made(repeats or 1, *small[-1])
 
 
-def _candidates(workload: Workload, concurrency: int, generations: Sequence[float]) -> Iterator[tuple[Workload, float]]:
+def _candidates(workload: Workload, concurrency: int) -> Iterator[tuple[Workload, float]]:
     """Parts of the workload, the largest first."""
     total = len(workload.requests)
-    counts = dict.fromkeys(min(total, max(1, ceil(concurrency * times))) for times in generations)
+    counts = dict.fromkeys(min(total, max(1, ceil(concurrency * times))) for times in GENERATIONS)
     parts = [(workload.part(count, share), share) for count in counts for share in SHARES]
     yield from sorted(parts, key=lambda pair: -(pair[0].prompt_tokens / 4 + pair[0].most_output_tokens))
+
+
+def _wide_first(workload: Workload, concurrency: int) -> list[tuple[Workload, float]]:
+    """Small parts of the workload: those with many rows first, since what runs beside each other is what is measured."""
+    counts = dict.fromkeys(min(len(workload.requests), max(1, ceil(concurrency * times))) for times in FEW_GENERATIONS)
+    return [(workload.part(count, share), share) for count in counts for share in SHARES]
 
 
 def _slice_of(workload: Workload, concurrency: int, slow: Sequence[Variant], limit: tuple[Pilot, float]) -> Workload:

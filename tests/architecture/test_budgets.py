@@ -166,6 +166,6 @@ def test_constraints_pin_every_dependency() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    wanted = [*project["dependencies"], *(name for names in project["optional-dependencies"].values() for name in names)]
     names = {re.split(r"[<>=!~\[ ]", text)[0].lower().replace("_", "-") for text in wanted}
     assert names <= pinned

@@ -76,8 +76,10 @@ class Machine:
         outputs = {
             r.row: np.full(r.params.max_tokens, 1 if values["quantization"] == "int8" else r.row % 2, np.int32) for r in workload.requests
         }
-        facts = Facts(prompts, prefill, 0.3, 0, variant.concurrency, 100, 1000, 200, 100, 1024)
-        return Measurement(seconds, tokens, Waits(10, 15, 20, 5), Waits(1, 1.5, 2, 50), 33, outputs, facts)
+        at_once = min(variant.concurrency, len(workload.requests))
+        facts = Facts(prompts, prefill, 0.3, 0, at_once, 100, 1000, 200, 100, 1024)
+        itl = 1e3 * self.token_s * at_once * slower
+        return Measurement(seconds, tokens, Waits(10, 15, 20, 5), Waits(itl, 1.5 * itl, 2 * itl, 50), 33, outputs, facts)
 
 
 def columns(counts: Sequence[int] = (64,), climb: bool = False, names: Sequence[str] | None = None) -> list[Column]:
