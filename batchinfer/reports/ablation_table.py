@@ -10,6 +10,7 @@ from batchinfer.reports.ablation import SLICE
 from batchinfer.reports.ablation_report import AblationReport, FeatureResult, RungResult
 from batchinfer.reports.intervals import LEVEL, Ratio, times
 from batchinfer.reports.latency import Waits
+from batchinfer.reports.wording import plural
 
 BAR_CELLS = 20
 
@@ -25,13 +26,13 @@ def ablation_picture(report: AblationReport) -> RenderableType:
         own = [result for result in report.features if result.concurrency == concurrency]
         own.sort(key=lambda result: -result.ratio.value)
         if own:
-            parts += [Text(), Text(f"each feature, with {concurrency} requests kept running", style="bold"), _details(own)]
+            parts += [Text(), Text(f"each feature, with {plural(concurrency, 'request')} kept running", style="bold"), _details(own)]
             parts += _baseline_line(report, concurrency)
             parts += _whys(own)
     for concurrency in report.concurrencies:
         rungs = [rung for rung in report.ladder if rung.concurrency == concurrency]
         if rungs:
-            parts += [Text(), Text(f"ladder, with {concurrency} requests kept running", style="bold"), _ladder(rungs)]
+            parts += [Text(), Text(f"ladder, with {plural(concurrency, 'request')} kept running", style="bold"), _ladder(rungs)]
     parts += [Text(line, style="yellow") for line in report.not_measured]
     parts += _legend(report)
     if report.interrupted:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from batchinfer.errors import ConfigError
 from batchinfer.reports.intervals import times
+from batchinfer.reports.wording import plural
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 GAIN, LOSS, UNSURE, PLAIN = "#2a9d8f", "#d1495b", "#8a94a6", "#3d7ea6"  # read well on white and on black
+STAGE_COLOURS = (UNSURE, "#c9a227", "#e08e45", "#3d7ea6", "#2a9d8f", "#d1495b", "#b565a7")
 SERIES = ("#3d7ea6", "#e08e45", "#2a9d8f", "#b565a7")
 STAGES = {
     "start": "start of the process", "load": "load the model", "prefill": "prefill", "decode": "decode",
@@ -94,7 +96,7 @@ def _worth(entries: Sequence[Report], concurrency: int, level: float) -> Chart:
     figure.update_layout(showlegend=False, height=FRAME_PIXELS + BAR_PIXELS * len(ordered), bargap=0.35)
     star = " * measured on a slice: too slow without it for the whole workload." if any(name.endswith("*") for name in names) else ""
     return Chart(
-        f"What each feature is worth, {concurrency} requests kept running",
+        f"What each feature is worth, {plural(concurrency, 'request')} kept running",
         f"Each against the same engine without it, with the {level:.0%} interval of paired runs. Green gains, red costs, grey cannot be told from 1.00x.{star}",
         figure,
     )
@@ -136,7 +138,7 @@ def _ladder(rungs: Sequence[Report], concurrency: int) -> Chart:
     figure.update_xaxes(type="log", title="times the naive loop")
     figure.update_layout(height=FRAME_PIXELS + BAR_PIXELS * len(ordered), bargap=0.35, margin={"r": 190})
     return Chart(
-        f"From the naive loop upwards, {concurrency} requests kept running",
+        f"From the naive loop upwards, {plural(concurrency, 'request')} kept running",
         "Each step adds one feature to all above it. The product of the steps' gains, each from paired runs of two neighbours.",
         figure,
     )
@@ -199,12 +201,12 @@ def _bench_charts(report: Report) -> list[Chart]:
                     x=[seconds[stage]],
                     name=name,
                     orientation="h",
-                    marker_color=[*SERIES, GAIN, LOSS, UNSURE][index],
+                    marker_color=STAGE_COLOURS[index],
                     hovertemplate="%{x:.2f} s",
                 )
             )
     split.update_xaxes(title="seconds")
-    split.update_layout(barmode="stack", height=230, legend={"orientation": "h", "y": -0.6})
+    split.update_layout(barmode="stack", height=230, legend={"orientation": "h", "y": -0.6, "traceorder": "normal"})
     charts = [Chart("Where the time went", f"{seconds['wall']:.1f} s from the start of the process to the end of the run.", split)]
     runs = report.get("repeats", [])
     if len(runs) > 1:

@@ -29,7 +29,7 @@ details { margin-top: 40px; } pre { background: var(--card); padding: 12px; over
 SCRIPT = """
 const root = document.documentElement, prefers = matchMedia("(prefers-color-scheme: dark)");
 const colour = name => getComputedStyle(root).getPropertyValue(name).trim();
-function axes(layout, change) { for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) change(layout[key], key); }
+function axes(layout, change) { for (const key of ["xaxis", "yaxis"]) change(layout[key] = layout[key] || {}); }
 function draw() {
   charts.forEach((chart, index) => {
     const layout = structuredClone(chart.layout);
@@ -38,7 +38,9 @@ function draw() {
     layout.margin = Object.assign({ l: 10, r: 20, t: 10, b: 50 }, layout.margin);
     axes(layout, axis => { axis.gridcolor = axis.zerolinecolor = colour("--grid"); axis.automargin = true; });
     (layout.shapes || []).forEach(shape => { shape.line.color = colour("--dim"); });
-    Plotly.react("chart" + index, chart.data, layout, { responsive: true, displayModeBar: false });
+    const data = structuredClone(chart.data);
+    data.forEach(trace => { if (trace.error_x) trace.error_x.color = colour("--fg"); });
+    Plotly.react("chart" + index, data, layout, { responsive: true, displayModeBar: false });
   });
 }
 function paint(dark) { root.dataset.theme = dark ? "dark" : "light"; draw(); }

@@ -81,6 +81,7 @@ class Rung:
 
 
 BASELINE = "everything on"
+NAIVE = "naive loop"
 
 
 def chosen_features(names: Sequence[str] | None, features: Sequence[Feature] = FEATURES) -> tuple[Feature, ...]:
@@ -118,11 +119,11 @@ def leave_one_out(features: Sequence[Feature], chosen: Sequence[Feature], concur
 def ladder(features: Sequence[Feature], concurrency: int) -> list[Rung]:
     """From the naive loop, with everything off, to everything on, one feature more at a time."""
     variant = baseline(features, concurrency)
-    rungs = [Rung("everything", variant)]
-    for feature in reversed(features):
-        rungs[-1] = Rung(feature.name, rungs[-1].variant)
-        below = variant.without(feature)
-        alone = len(rungs) == 1  # everything but the last one: that is the feature left out alone
-        variant = below if alone else replace(below, name=f"up to {feature.name}, exclusive")
-        rungs.append(Rung("naive", variant))
-    return rungs[::-1]
+    rungs: list[Rung] = []
+    for place in range(len(features) - 1, -1, -1):
+        rungs.append(Rung(features[place].name, variant))
+        below = variant.without(features[place])
+        # Everything but the last feature is that feature left out alone, and is measured once for both.
+        name = below.name if len(rungs) == 1 else f"ladder up to {features[place - 1].name}" if place else NAIVE
+        variant = replace(below, name=name)
+    return [Rung("naive", variant), *reversed(rungs)]
