@@ -24,6 +24,7 @@ MOST_ROUNDS = 8
 GENERATIONS = (4.0, 3.0, 2.0, 1.5, 1.25)  # rows over rows at once
 FEW_GENERATIONS = (1.0, 0.5, 0.25, 0.0)
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # of the outputs' lengths
+FEW_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # short answers by as many rows as run at once tell more than long ones by fewer
 
 
 @dataclass(frozen=True, slots=True)
