@@ -14,7 +14,7 @@ READER_GONE = 141
 LATER_FLAGS = frozenset(
     f"--{name}"
     for name in (
-        *("response-format", "choices", "stop-repetition", "html"),
+        *("response-format", "choices", "html"),
         *("logprobs", "prompt-logprobs", "n", "repetition-penalty", "presence-penalty", "frequency-penalty", "logit-bias", "bad-words"),
         *("chat-template", "tensor-parallel-size", "gpu-memory-utilization"),
     )

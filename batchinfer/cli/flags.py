@@ -207,6 +207,14 @@ class SamplingFlags:
         bool | None,
         _switch("Sampling, rarely needed", "--include-stop-str-in-output/--no-include-stop-str-in-output", text="Keep the stop text."),
     ] = None
+    stop_repetition: Annotated[
+        int | None,
+        _count(
+            "Sampling, rarely needed",
+            "--stop-repetition",
+            text="End a row whose last N tokens are one piece three times or more; finish reason repetition (0: off).",
+        ),
+    ] = None
     min_tokens: Annotated[int | None, _count("Sampling, rarely needed", "--min-tokens", text="No end before this many tokens (0).")] = None
     ignore_eos: Annotated[
         bool | None, _switch("Sampling, rarely needed", "--ignore-eos/--no-ignore-eos", text="Go on after the end token.")

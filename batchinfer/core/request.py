@@ -16,6 +16,7 @@ MAX_STOP_STRINGS = 64
 MAX_COUNT = 2**31 - 1  # what a column of counts holds
 MAX_TEMPERATURE = 1e30  # uniform long before; float32 overflows at 3.4e38
 MAX_STOP_LENGTH = 4096
+MAX_REPETITION = 1024
 
 
 class FinishReason(StrEnum):
@@ -47,6 +48,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    stop_repetition: int = 0  # 0: off
 
     def __post_init__(self) -> None:
         """Take one stop string, or lists, as they are commonly written."""
@@ -78,6 +80,8 @@ class SamplingParams:
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
         _require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", self.seed, "an integer of at most 64 bits")
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS} strings")
+        allowed = f"from 3 to {MAX_REPETITION:,}, or 0 for off"
+        _require(self.stop_repetition == 0 or 3 <= self.stop_repetition <= MAX_REPETITION, "stop_repetition", self.stop_repetition, allowed)
         for text in self.stop:
             _require(0 < len(text) <= MAX_STOP_LENGTH, "stop", text[:40], f"strings of 1 to {MAX_STOP_LENGTH} characters")
         for token_id in self.stop_token_ids:
@@ -172,6 +176,7 @@ PARSERS = {
     "include_stop_str_in_output": _boolean,
     "ignore_eos": _boolean,
     "skip_special_tokens": _boolean,
+    "stop_repetition": _integer,
 }
 assert set(PARSERS) == {f.name for f in fields(SamplingParams)}
 

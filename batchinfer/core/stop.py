@@ -1,4 +1,4 @@
-"""When a row ends: EOS, stop ids, stop strings, length.
+"""When a row ends: EOS, stop ids, stop strings, repetition, length.
 
 Text is looked at only when it can matter. For every distinct set of stop strings the tokens in which one of them
 could end are marked once; a row's bytes are joined only when such a token comes, so 1,024 rows with stop strings
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batchinfer.core.plan import StepResult
+from batchinfer.core.repetition import RepetitionWatch
 from batchinfer.core.request import FinishReason, SamplingParams
 from batchinfer.core.sequences import Sequence, SequenceTable
 from batchinfer.core.vocabulary import Vocabulary
 
-GOES_ON, STOP, LENGTH = 0, 1, 2
-REASONS = {STOP: FinishReason.STOP, LENGTH: FinishReason.LENGTH}
+GOES_ON, STOP, LENGTH, REPETITION = 0, 1, 2, 3
+REASONS = {STOP: FinishReason.STOP, LENGTH: FinishReason.LENGTH, REPETITION: FinishReason.REPETITION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class StopChecker:
     def __init__(self, table: SequenceTable, vocabulary: Vocabulary) -> None:
         self._table = table
         self._vocabulary = vocabulary
+        self._repetition = RepetitionWatch(table)
         self._eos = np.zeros(max(vocabulary.size, 1), bool)
         self._eos[[i for i in vocabulary.eos_ids if i < vocabulary.size]] = True
         self._by_spelling = {vocabulary.token_bytes[i]: i for i in sorted(vocabulary.special_ids, reverse=True) if i < vocabulary.size}
@@ -90,6 +92,7 @@ class StopChecker:
 
     def admit(self, seq: Sequence) -> None:
         """Start watching for a row that has just been given a slot."""
+        self._repetition.admit(seq)
         params = seq.request.params
         if not params.stop and not params.stop_token_ids:
             return
@@ -100,6 +103,7 @@ class StopChecker:
 
     def forget(self, slots: np.ndarray) -> None:
         """Stop watching for rows that leave; call before their slots are freed."""
+        self._repetition.forget(slots)
         for slot in slots[self._table.watch[slots] > 0].tolist():
             watcher = self._by_index[self._table.watch[slot]]
             assert watcher is not None
@@ -125,7 +129,7 @@ class StopChecker:
         return emitted, verdicts
 
     def check(self, slots: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        """Verdict per slot after its token was appended, int8 [R]: goes on, stop or length."""
+        """Verdict per slot after its token was appended, int8 [R]: goes on, stop, repetition or length."""
         table = self._table
         num_tokens = table.num_tokens[slots]
         verdict = np.where(num_tokens >= table.limit[slots], LENGTH, GOES_ON).astype(np.int8)
@@ -136,7 +140,9 @@ class StopChecker:
             looks = self._marks[watch, clipped] & (watch > 0)
             for i in np.flatnonzero(looks).tolist():
                 ended[i] = ended[i] or self._stops(int(slots[i]), int(token_ids[i]))
-        verdict[ended & (num_tokens >= table.min_end[slots])] = STOP
+        may_end = num_tokens >= table.min_end[slots]
+        verdict[self._repetition.check(slots) & may_end] = REPETITION
+        verdict[ended & may_end] = STOP
         return verdict
 
     def text(self, seq: Sequence, output_ids: np.ndarray, reason: FinishReason) -> str:
