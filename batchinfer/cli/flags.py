@@ -147,6 +147,17 @@ class OutputFlags:
     retry_errors: Annotated[
         bool, _switch("Output", "--retry-errors", text="Run again only the rows that failed, also after the job has finished.")
     ] = False
+    retry_truncated: Annotated[
+        int | None,
+        _count(
+            "Output",
+            "--retry-truncated",
+            text="Run again the rows that max_tokens cut, with N instead, also after the job has finished.",
+        ),
+    ] = None
+    metrics: Annotated[
+        bool, _switch("Output", "--metrics", text="Add a column of queue, prefill and decode seconds, cached tokens and preemptions.")
+    ] = False
     reasoning_split: Annotated[
         bool, _switch("Output", "--reasoning-split", text="Put what a model thinks between tags such as <think> into a column of its own.")
     ] = False

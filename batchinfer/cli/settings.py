@@ -90,6 +90,8 @@ def output_options(flags: OutputFlags) -> OutputOptions:
         retry_errors=flags.retry_errors,
         generated_token_ids=flags.generated_token_ids,
         unordered=flags.unordered,
+        retry_truncated=flags.retry_truncated,
+        metrics=flags.metrics,
         reasoning_split=flags.reasoning_split,
     )
 

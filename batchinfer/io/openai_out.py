@@ -15,7 +15,7 @@ from batchinfer.io.json_text import dump_json, encode_json
 from batchinfer.io.openai_rows import TEXT as TEXT_URL
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
-from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOOL_CALLS
+from batchinfer.io.results import ERROR, METRICS, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOOL_CALLS
 
 CREATED = 0  # no clock: the same job gives the same bytes
 FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
@@ -102,6 +102,8 @@ def _answer_record(row: InputRow, stored: PartialRow, fields: dict[str, Any], mo
         "choices": [choice],
         "usage": {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated},
     }
+    if fields.get(METRICS) is not None:
+        body[METRICS] = fields[METRICS]
     return _envelope(row, stored, 200, body)
 
 

@@ -86,6 +86,8 @@ class OutputOptions:
     retry_errors: bool = False
     unordered: bool = False  # rows as they finish; for outputs that are written as they come
     generated_token_ids: bool = False
+    retry_truncated: int | None = None  # rows that max_tokens cut run again with at least so many
+    metrics: bool = False
     reasoning_split: bool = False  # what a model thinks before it answers goes into a column of its own
 
     def __post_init__(self) -> None:
@@ -94,5 +96,11 @@ class OutputOptions:
             raise ConfigError("-o: the output's name is empty; give a file name ending in .jsonl or .parquet, or - for stdout")
         if self.keep_columns is not None and self.drop_columns:
             raise ConfigError("--keep-columns and --drop-columns say the same thing twice; give one of them")
+        if self.retry_truncated is not None and self.retry_truncated < 1:
+            raise ConfigError(
+                f"--retry-truncated {self.retry_truncated}: must be a number of tokens, the new max_tokens of rows that were cut"
+            )
+        if self.overwrite and self.retry_truncated is not None:
+            raise ConfigError("--overwrite starts afresh and --retry-truncated keeps the whole rows; give one of them")
         if self.overwrite and self.retry_errors:
             raise ConfigError("--overwrite starts afresh and --retry-errors keeps the good rows; give one of them")

@@ -17,7 +17,7 @@ from batchinfer.io.json_text import without_nan
 from batchinfer.io.parquet_source import ParquetSource
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
-from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOKEN_IDS, TOOL_CALLS, ResultColumns
+from batchinfer.io.results import ERROR, METRICS, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOKEN_IDS, TOOL_CALLS, ResultColumns
 
 ERROR_TYPE = pa.struct([pa.field("code", pa.string()), pa.field("message", pa.string())])
 FUNCTION_TYPE = pa.struct([pa.field("name", pa.string()), pa.field("arguments", pa.string())])
@@ -31,6 +31,12 @@ RESULT_TYPES = {
     TOKEN_IDS: pa.list_(pa.int32()),
     TOOL_CALLS: pa.list_(CALL_TYPE),
     REASONING: pa.string(),
+    METRICS: pa.struct(
+        [
+            *(pa.field(f"{stage}_seconds", pa.float64()) for stage in ("queue", "prefill", "decode")),
+            *(pa.field(name, pa.int64()) for name in ("cached_tokens", "preemptions")),
+        ]
+    ),
 }
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -216,6 +216,8 @@ class RowPreparer:
         highest = int(ids.max())
         if highest >= size:
             raise InputError(f"token id {highest} is beyond the vocabulary of {size:,} tokens", "invalid_token_id")
+        if row.min_max_tokens > params.max_tokens:
+            params = replace(params, max_tokens=row.min_max_tokens)
         return Request(row.position, ids, params)
 
     def _failed(self, row: InputRow, error: InputError, num_tokens: int = 0) -> Result:

@@ -13,7 +13,7 @@ from batchinfer.io.json_text import dump_json
 from batchinfer.io.openai_out import REASONING_FIELD, line_id
 from batchinfer.io.partial import encode_line
 from batchinfer.io.record import InputRow
-from batchinfer.io.results import ERROR, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOOL_CALLS, ResultColumns
+from batchinfer.io.results import ERROR, METRICS, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOOL_CALLS, ResultColumns
 
 
 def rebuild_partial(rows: Iterable[InputRow], output: Path, columns: ResultColumns, partial: Path) -> None:
@@ -62,6 +62,7 @@ def _answers(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     ERROR: None,
                     TOOL_CALLS: message.get("tool_calls"),
                     REASONING: message.get(REASONING_FIELD),
+                    METRICS: body.get(METRICS),
                 },
             )
     except (KeyError, IndexError, TypeError, ValueError) as error:

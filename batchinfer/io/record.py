@@ -26,6 +26,7 @@ class InputRow:
     error: InputError | None = None
     plain: bool = False
     unit: str = "line"
+    min_max_tokens: int = 0  # a row that runs again because it was cut gets at least so many
 
     @property
     def place(self) -> str:

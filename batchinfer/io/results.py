@@ -14,7 +14,7 @@ from batchinfer.io.json_text import dump_json
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 
 TEXT, REASON, NUM_INPUT, NUM_GENERATED, ERROR = "generated_text", "finish_reason", "num_input_tokens", "num_generated_tokens", "error"
-TOKEN_IDS, TOOL_CALLS, REASONING = "generated_token_ids", "tool_calls", "reasoning"
+TOKEN_IDS, TOOL_CALLS, REASONING, METRICS = "generated_token_ids", "tool_calls", "reasoning", "metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,13 @@ class ResultColumns:
     token_ids: bool = False
     tool_calls: bool = False
     reasoning: bool = False
+    metrics: bool = False
 
     @property
     def plain_names(self) -> tuple[str, ...]:
         """The columns' names without the prefix, in order."""
         names = (TEXT, REASON, NUM_INPUT, NUM_GENERATED, ERROR)
-        asked = {TOKEN_IDS: self.token_ids, TOOL_CALLS: self.tool_calls, REASONING: self.reasoning}
+        asked = {TOKEN_IDS: self.token_ids, TOOL_CALLS: self.tool_calls, REASONING: self.reasoning, METRICS: self.metrics}
         return (*names, *(name for name, wanted in asked.items() if wanted))
 
     @property
@@ -38,7 +39,7 @@ class ResultColumns:
         """The columns' names in the output, in order."""
         return tuple(self.prefix + name for name in self.plain_names)
 
-    def fragment(self, result: Result, answer: Answer | None = None) -> str:
+    def fragment(self, result: Result, answer: Answer | None = None, metrics: dict[str, Any] | None = None) -> str:
         """The columns as JSON members without braces, ready to stand behind the input's own; names without prefix.
 
         `answer` is the result's text taken apart; without it the text stands as it is.
@@ -62,6 +63,8 @@ class ResultColumns:
             text += f',"tool_calls":{dump_json(answer.tool_calls)}'
         if self.reasoning:
             text += f',"reasoning":{dump_json(answer.reasoning)}'
+        if self.metrics:
+            text += f',"metrics":{dump_json(metrics)}'
         return text
 
     def renamed(self, fields: dict[str, Any]) -> dict[str, Any]:

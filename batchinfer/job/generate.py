@@ -10,14 +10,16 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from batchinfer.config import EngineConfig
-from batchinfer.core.request import Request, Result
+from batchinfer.core.request import FinishReason, Request, Result
 from batchinfer.errors import BatchInferError, InputFileError
 from batchinfer.io.options import InputOptions, OutputOptions
 from batchinfer.io.partial import PartialFile, PartialRow
 from batchinfer.io.record import InputRow
+from batchinfer.io.results import NUM_GENERATED, NUM_INPUT
 from batchinfer.job.arithmetic import keep_arithmetic
 from batchinfer.job.progress import Progress, Tally
 from batchinfer.job.records import JobInfo, JobObserver, JobParts, JobReport
+from batchinfer.job.row_times import NoRowTimes, RowClock, RowTimes
 from batchinfer.job.rows_in import WINDOW_ROWS, JobRows, RowStream
 from batchinfer.job.stream_out import OrderedStream, UnorderedStream
 from batchinfer.job.watchdog import Watchdog
@@ -97,10 +99,13 @@ class Generation:
         self._stream: RowStream = rows.stream
         self._store = store
         self._progress: Progress | None = None
+        self._times: RowClock = RowTimes() if asked.output.metrics else NoRowTimes()
+        self._max_model_len = 0
         self.engine: Engine | None = None
 
     def run(self, model: ModelHandle) -> None:
         """Give every row without a result one. The engine is built only if there is a row for it."""
+        self._max_model_len = model.max_model_len
         items = self._rows.prepared(self._undone(self._stream.rows()), self._expect)
         head = list(islice(items, WINDOW_ROWS))
         if not any(isinstance(item, Request) for item in head) and len(head) < WINDOW_ROWS:
@@ -112,7 +117,7 @@ class Generation:
             self._outside.observer.prompt_shown(text)
         began = perf_counter()
         try:
-            self._store_all(engine.run(chain(_drained(head), items)))
+            self._store_all(engine.run(self._times.given(chain(_drained(head), items))))
         finally:  # an interrupted run is reported too
             self._outside.report.seconds.run = perf_counter() - began
         self._watchdog.working(False)
@@ -123,13 +128,14 @@ class Generation:
 
     def _undone(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
         """The rows without a result; those with one are compared with what they were, and counted."""
-        partial, retry = self._store.partial, self._asked.output.retry_errors
+        partial = self._store.partial
         if not partial.index.num_rows:
             yield from rows
             return
         for row in rows:
             stored = partial.try_get(row.position)
-            if stored is None or (retry and stored.failed):
+            fields = None if stored is None else stored.fields()
+            if stored is None or fields is None or self._runs_again(row, fields):
                 partial.index.drop(row.position)
                 yield row
                 continue
@@ -137,9 +143,20 @@ class Generation:
                 raise InputFileError(
                     f"{self._asked.input.input}: {row.place} is not what it was when the job began; start afresh with --overwrite"
                 )
-            fields = stored.fields()
             self._store.tally.add_stored(row.position, fields["finish_reason"], fields["error"])
             self._outside.report.rows_done_before += 1
+
+    def _runs_again(self, row: InputRow, fields: dict[str, Any]) -> bool:
+        """Whether a row that is done was to be repeated: it failed, or `max_tokens` cut it and it gets more now."""
+        output = self._asked.output
+        if fields["error"] is not None:
+            return output.retry_errors
+        if output.retry_truncated is None or fields["finish_reason"] != FinishReason.LENGTH.value:
+            return False
+        if fields[NUM_GENERATED] >= output.retry_truncated or fields[NUM_INPUT] + fields[NUM_GENERATED] >= self._max_model_len:
+            return False
+        row.min_max_tokens = output.retry_truncated
+        return True
 
     def _build(self, model: ModelHandle, head: list[Request | Result]) -> Engine:
         report = self._outside.report
@@ -184,6 +201,7 @@ class Generation:
     def _on_step(self, shape: StepShape) -> None:
         assert self._progress is not None
         self._watchdog.beat()
+        self._times.step(shape)
         self._outside.observer.step(shape)
         if self._progress.due():
             self._outside.observer.tick(self._progress.snapshot())
@@ -198,7 +216,7 @@ class Generation:
                 raise StrictError(f"--strict: {store.placed(result.row, result.error.message)} ({result.error.code})")
             answer = self._rows.answer_of(result)
             store.tally.rows_truncated += self._rows.preparer.was_cut(result.row) and result.error is None
-            store.put(result, columns.fragment(result, answer))
+            store.put(result, columns.fragment(result, answer, self._times.metrics(result)))
             if result.error is None and not shown:
                 shown = True
                 observer.answer_shown(result.row, result.text)

@@ -149,7 +149,9 @@ class Job:
             raise InputFileError(f"{self.asked.input.input} changed while the job ran; start again with --overwrite")
         self._finish(join, opened.places, outlet)
         if not self._streams:
-            record = {**self._outside.parts.report_json(self.report), "failed_positions": self.report.failed_positions}
+            report = self.report
+            kept = {"failed_positions": report.failed_positions, "finish_reasons": report.finish_reasons}  # what a repeated command goes by
+            record = {**self._outside.parts.report_json(report), **kept}
             settle(opened.places, identity, date, record)
 
     def _open(self, stack: ExitStack) -> Opened:
@@ -174,7 +176,7 @@ class Job:
         else:
             identity = identity_of(files.paths)
         kept = KeptColumns(None if output.keep_columns is None else frozenset(output.keep_columns), frozenset(output.drop_columns))
-        columns = ResultColumns(output.prefix, output.generated_token_ids, reasoning=output.reasoning_split)
+        columns = ResultColumns(output.prefix, output.generated_token_ids, reasoning=output.reasoning_split, metrics=output.metrics)
         stream = RowStream.open(files, options, columns, kept if output.unordered else None)
         if stream.shape == "openai":
             check_openai(output, places)
@@ -214,7 +216,7 @@ class Job:
         places, files, output, options = opened.places, opened.files, self.asked.output, self.asked.input
         is_openai = opened.stream.shape == "openai"
         state = find_state(places, identity, output, self._outside.observer)
-        if state is State.COMPLETE and not self._has_failed_rows(places):
+        if state is State.COMPLETE and not self._has_rows_to_repeat(places):
             return False
         if state is State.FRESH and is_openai and errors_path(places.output).exists() and not output.overwrite:
             raise OutputConflict(f"{errors_path(places.output)} exists already and is not this job's; give another -o, or --overwrite")
@@ -231,15 +233,19 @@ class Job:
                 rebuild_partial(rows, places.output, columns, places.partial)
         return True
 
-    def _has_failed_rows(self, places: Places) -> bool:
+    def _has_rows_to_repeat(self, places: Places) -> bool:
         """For a finished job: whether there is anything to run again. False: the report says that it is complete."""
         saved = try_read_json(places.report) or {}
-        if self.asked.output.retry_errors and saved.get("failed_positions"):
+        output = self.asked.output
+        if output.retry_errors and saved.get("failed_positions"):
+            return True
+        if output.retry_truncated is not None and saved.get("finish_reasons", {}).get("length"):
             return True
         report, rows = self.report, saved.get("rows", {})
         report.already_complete = True
         report.rows_total, report.rows_ok, report.rows_failed = (rows.get(name, 0) for name in ("total", "ok", "failed"))
-        way_out = "no row failed" if self.asked.output.retry_errors else "--overwrite runs it again"
+        repeats = output.retry_errors or output.retry_truncated is not None
+        way_out = "there is no row to run again" if repeats else "--overwrite runs it again"
         report.message = f"{places.output} is complete and nothing has changed; {way_out}"
         return False
 

@@ -93,7 +93,7 @@ def identity_of_job(
         },
         "sampling": {"job_seed": config.seed, "row_params": options.row_params},
         "engine": {name: getattr(config, name) for name in TELLING},
-        "result": {"generated_token_ids": output.generated_token_ids, "reasoning_split": output.reasoning_split},
+        "result": {"generated_token_ids": output.generated_token_ids, "reasoning_split": output.reasoning_split, "metrics": output.metrics},
     }
     if model is not None:
         record["model"] = model.fingerprint
