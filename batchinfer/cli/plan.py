@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from batchinfer.build import ModelHandle
     from batchinfer.config import EngineConfig
     from batchinfer.io.options import InputOptions
+    from batchinfer.io.record import InputRow
     from batchinfer.reports.plan import Fit, JobPlan, RowTally
 
 
@@ -111,6 +112,7 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     from batchinfer.io.results import ResultColumns
     from batchinfer.io.source import find_files
     from batchinfer.job.rows_in import RowStream, open_rows
+    from batchinfer.reports.findings import PlanChecks
     from batchinfer.reports.gpus import gpu_named
     from batchinfer.reports.outlook import find_place, look_ahead
     from batchinfer.reports.plan import JobPlan, RowTally, fit_of
@@ -121,7 +123,13 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     model = open_model(config)
     rows = open_rows(stream, model, sampling, datetime.now())
     tally = RowTally(model.max_model_len, options.id_column, sample=RowSample(asked.output_length))
-    tally.count(rows.prepared(stream.rows(), tally.see))
+    checks = PlanChecks(model.tokenizer, options, rows.chat)
+
+    def see(row: InputRow) -> None:
+        tally.see(row)
+        checks.see(row)
+
+    tally.count(checks.watch(rows.prepared(stream.rows(), see), rows.preparer.was_cut))
     fit = seconds = outlook = None
     if tally.prompt_lengths:
         place = find_place(config, model, tally.lengths(), gpu)
@@ -132,7 +140,9 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     notes = [*rows.notes, rows.treatment]
     if rows.parameter_columns:
         notes.append(f"sampling parameters from columns: {', '.join(rows.parameter_columns)}")
-    return JobPlan(options.input, config.model, rows.chat, tally, fit, seconds, rows.preparer.first_text, outlook, tuple(notes))
+    return JobPlan(
+        options.input, config.model, rows.chat, tally, fit, seconds, rows.preparer.first_text, outlook, tuple(notes), checks.findings()
+    )
 
 
 def _least_seconds(model: ModelHandle, fit: Fit, tally: RowTally) -> float:

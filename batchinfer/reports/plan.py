@@ -15,6 +15,8 @@ from rich.text import Text
 
 from batchinfer.core.request import Request, Result
 from batchinfer.io.record import InputRow
+from batchinfer.io.truncate import SKIPPED
+from batchinfer.reports.findings import Finding
 from batchinfer.reports.limit import ModelDims
 from batchinfer.reports.outlook import Outlook, kv_table, outlook_lines
 from batchinfer.reports.place import Place
@@ -85,7 +87,7 @@ class RowTally:
     @property
     def failed(self) -> int:
         """Rows that cannot run."""
-        return sum(trouble.count for trouble in self.troubles.values())
+        return sum(trouble.count for code, trouble in self.troubles.items() if code != SKIPPED)
 
     def _count_trouble(self, result: Result) -> None:
         assert result.error is not None
@@ -132,6 +134,7 @@ class JobPlan:
     first_prompt: str | None
     outlook: Outlook | None = None  # None: no row can run, the model does not fit, or it is a fake
     notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -152,6 +155,7 @@ class JobPlan:
             "output_limits": percentiles(tally.output_limits),
             "fit": None if fit is None else {name: getattr(fit, name) for name in Fit.__slots__},
             "least_seconds": self.least_seconds,
+            "findings": [finding.as_dict() for finding in self.findings],
             "outlook": None if self.outlook is None else self.outlook.as_dict(),
         }
 
@@ -228,6 +232,13 @@ def plan_picture(plan: JobPlan) -> RenderableType:
     if tally.prompt_lengths:
         parts.append(Text("\nprompt lengths"))
         parts += [Text("  " + line) for line in histogram(tally.prompt_lengths)]
+    if plan.findings:
+        parts.append(Text("\nworth a look"))
+        for finding in plan.findings:
+            where = (
+                ": " + ", ".join(map(str, finding.rows)) + (", ..." if finding.count > len(finding.rows) else "") if finding.rows else ""
+            )
+            parts.append(Text(f"  {finding.code}: {finding.message}{where}"))
     if tally.troubles:
         parts.append(Text("\nrows that cannot run"))
         for code, trouble in sorted(tally.troubles.items(), key=lambda item: -item[1].count):

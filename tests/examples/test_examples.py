@@ -80,3 +80,17 @@ def test_every_prompt_can_run_on_the_default_model(capsys: pytest.CaptureFixture
     for name in ("prompts.jsonl", "prompts.parquet"):
         assert run_command(["plan", str(EXAMPLES / name), "-q"]) == 0
         assert capsys.readouterr().err == "40 rows can run, 0 cannot\n"
+
+
+JOBS = ("classify", "extract", "summarise", "synthesise", "judge")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("job", JOBS)
+def test_a_ready_job_runs_on_the_default_model(job: str, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    command = ["run", str(EXAMPLES / f"{job}.jsonl"), "--config", str(EXAMPLES.parent / "configs" / f"{job}.toml")]
+    assert run_command([*command, "-o", str(output), "-q", "--max-tokens", "8"]) == 0
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert rows
+    assert all(row["error"] is None and row["num_generated_tokens"] for row in rows)
