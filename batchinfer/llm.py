@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from batchinfer.config import EngineConfig
 from batchinfer.core.request import Request, Result, SamplingParams
 from batchinfer.engine import Engine
 from batchinfer.errors import InputError
+from batchinfer.io.chat_options import PLAIN_CHAT, ChatOptions
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
@@ -54,10 +56,21 @@ class LLM:
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
         return self._run([prompts] if single else list(prompts), self._encode_prompt, params, progress)
 
-    def chat(self, conversations: Conversation | Sequence[Conversation], params: Params = None, *, progress: bool = True) -> list[Result]:
-        """Answer conversations: lists of messages with `role` and `content`. One conversation may stand alone."""
+    def chat(
+        self,
+        conversations: Conversation | Sequence[Conversation],
+        params: Params = None,
+        *,
+        options: ChatOptions = PLAIN_CHAT,
+        progress: bool = True,
+    ) -> list[Result]:
+        """Answer conversations: lists of messages with `role` and `content`. One conversation may stand alone.
+
+        `options` (`batchinfer.io.chat_options`) are tools, template variables, and whether the last message is a
+        beginning that the answer goes on with, for all of them.
+        """
         single = len(conversations) > 0 and isinstance(conversations[0], Mapping)
-        return self._run([conversations] if single else list(conversations), self._encode_chat, params, progress)
+        return self._run([conversations] if single else list(conversations), partial(self._encode_chat, options), params, progress)
 
     def stream(self, requests: Iterable[Request | Result | None]) -> Iterator[Result]:
         """Yield results as they finish; requests are pulled lazily, so there may be any number of them.
@@ -71,10 +84,10 @@ class LLM:
             return self._model.tokenizer.encode(prompt, add_special_tokens=True)
         return _token_ids(prompt)
 
-    def _encode_chat(self, conversation: Any) -> Sequence[int]:
+    def _encode_chat(self, options: ChatOptions, conversation: Any) -> Sequence[int]:
         if isinstance(conversation, str | Mapping) or not all(isinstance(message, Mapping) for message in conversation):
             raise InputError("a conversation is a list of messages, each with role and content", "invalid_messages")
-        text = self._model.tokenizer.render_chat([dict(message) for message in conversation])
+        text = self._model.tokenizer.render_chat([dict(message) for message in conversation], options=options)
         return self._model.tokenizer.encode(text, add_special_tokens=False)
 
     def _run(self, rows: list[Any], encode: Callable[[Any], Sequence[int]], params: Params, progress: bool) -> list[Result]:

@@ -30,7 +30,24 @@ json_values = st.recursive(
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
     max_leaves=8,
 )
-names = st.sampled_from(["prompt", "messages", "id", "max_tokens", "sampling_params", "x", "stop", "é", ""]) | st.text(max_size=4)
+names = st.sampled_from(
+    [
+        "prompt",
+        "messages",
+        "tools",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "tool_choice",
+        "stop_repetition",
+        "id",
+        "max_tokens",
+        "sampling_params",
+        "x",
+        "stop",
+        "é",
+        "",
+    ]
+) | st.text(max_size=4)
 objects = st.dictionaries(names, json_values, max_size=5)
 lines = st.one_of(
     st.binary(max_size=40),
