@@ -129,7 +129,7 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
         tally.see(row)
         checks.see(row)
 
-    tally.count(checks.watch(rows.prepared(stream.rows(), see), rows.preparer.was_cut))
+    tally.count(checks.watch(rows.prepared(stream.rows(), see), rows.forget))
     fit = seconds = outlook = None
     if tally.prompt_lengths:
         place = find_place(config, model, tally.lengths(), gpu)

@@ -52,7 +52,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list | tuple) or not all(isinstance(call, dict) for call in value):
         raise InputError(f"{where} must be a list of objects, got {_kind(value)}", "invalid_messages")
     check_depth(value, where)
-    calls: list[dict[str, Any]] = [_without_nulls(call) for call in value]
+    calls: list[dict[str, Any]] = [without_nulls(call) for call in value]
     for call in calls:
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
@@ -92,11 +92,12 @@ def _part(part: object, where: str) -> str:
     return text
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """The value without keys that hold null, at any depth: tables write null for a key that a row does not have."""
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from batchinfer.core.request import PARAMETER_NAMES, SamplingParams
 from batchinfer.errors import InputError, InputFileError
 from batchinfer.io.chat_options import CHAT_FIELDS, PLAIN_CHAT, ChatOptions, ChatReader
-from batchinfer.io.messages import clean_messages
+from batchinfer.io.messages import clean_messages, without_nulls
 from batchinfer.io.options import InputOptions
 from batchinfer.io.params import ParamReader, map_parameters, plain_number
 from batchinfer.io.prompt_template import ROW, PromptTemplate
@@ -136,7 +136,8 @@ class PlainRows:
         return ask
 
     def _given_chat(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {name: values[name] for name in CHAT_FIELDS if name in values and name not in self._no_parameters}
+        given = {name: values[name] for name in CHAT_FIELDS if name in values and name not in self._no_parameters}
+        return {name: without_nulls(value) for name, value in given.items()} if self._json_cells else given
 
     def _prompt(self, values: dict[str, Any]) -> Ask:
         if self._template is not None:

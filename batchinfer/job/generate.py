@@ -16,6 +16,7 @@ from batchinfer.io.options import InputOptions, OutputOptions
 from batchinfer.io.partial import PartialFile, PartialRow
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import NUM_GENERATED, NUM_INPUT
+from batchinfer.io.truncate import SKIPPED
 from batchinfer.job.arithmetic import keep_arithmetic
 from batchinfer.job.progress import Progress, Tally
 from batchinfer.job.records import JobInfo, JobObserver, JobParts, JobReport
@@ -212,7 +213,9 @@ class Generation:
         self._watchdog.working(True)
         for result in results:
             self._watchdog.working(False)  # a reader of ours may take as long as it likes
-            if result.error is not None and self._asked.input.strict:  # not stored: it must fail again when the job is repeated
+            if (
+                result.error is not None and result.error.code != SKIPPED and self._asked.input.strict
+            ):  # not stored: it must fail again when the job is repeated
                 raise StrictError(f"--strict: {store.placed(result.row, result.error.message)} ({result.error.code})")
             answer = self._rows.answer_of(result)
             store.tally.rows_truncated += self._rows.preparer.was_cut(result.row) and result.error is None

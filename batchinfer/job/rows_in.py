@@ -220,6 +220,11 @@ class JobRows:
             self.seconds += perf_counter() - began
             yield from made
 
+    def forget(self, row: int) -> bool:
+        """Let go of a row that will not run; whether its prompt was cut to fit."""
+        self.preparer.reading_of(row)
+        return self.preparer.was_cut(row)
+
     def answer_of(self, result: Result) -> Answer | None:
         """The text of a row that has just ended, taken apart; None for a failed row."""
         reading = self.preparer.reading_of(result.row)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -101,3 +102,15 @@ def test_the_default_model_continues_an_answer(tmp_path: Path) -> None:
     assert run_command(["run", str(source), "-o", str(tmp_path / "out.jsonl"), "-q"]) == 0
     [row] = read_jsonl(tmp_path / "out.jsonl")
     assert row["generated_text"].startswith(" Rome"), json.dumps(row)
+
+
+def test_tables_hold_tools_as_structs_or_as_text(tmp_path: Path) -> None:
+    function = {"name": "f", "parameters": {"type": "object"}}
+    tools = [[{"type": "function", "function": function}], [{"type": "function", "function": {"name": "g", "parameters": None}}], None]
+    pq.write_table(pa.table({"prompt": ["a", "b", "c"], "tools": tools}), tmp_path / "in.parquet")
+    pq.write_table(pa.table({"prompt": ["a"], "tools": [json.dumps(tools[0])]}), tmp_path / "text.parquet")
+    for source in ("in.parquet", "text.parquet"):
+        World().run(tmp_path / source, tmp_path / f"{source}.out.parquet")
+        table = pq.read_table(tmp_path / f"{source}.out.parquet")
+        assert table["error"].null_count == table.num_rows
+        assert str(table.schema.field("tool_calls").type).startswith("list<")

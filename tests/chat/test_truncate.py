@@ -136,3 +136,8 @@ def test_prompts_beyond_the_pool_stay_errors(tmp_path: Path) -> None:
     out, report, _ = run(tmp_path, "truncate-left", [{"prompt_token_ids": [65] * 63}])
     assert out[0]["num_input_tokens"] == 63
     assert report.rows_truncated == 0
+
+
+def test_a_skipped_row_does_not_end_a_strict_job(tmp_path: Path) -> None:
+    _, report, _ = run(tmp_path, "skip", [{"prompt": "y" * 64}, {"prompt": "short"}], strict=True)
+    assert (report.rows_ok, report.rows_skipped) == (1, 1)
