@@ -96,3 +96,24 @@ def test_a_run_with_repetition_says_so() -> None:
     assert results[0].text == "a" * 9
     with pytest.raises(InputError, match="stop_repetition=2 is out of range"):
         SamplingParams(stop_repetition=2).check()
+
+
+def test_how_rows_are_batched_does_not_move_the_end() -> None:
+    """Preempted, alone, in chunks, or beside others: the same tokens and the same end."""
+    rows = [request(row, "abcdefgh"[: 1 + row % 8] * 2, stop_repetition=6 + row % 5, max_tokens=60, ignore_eos=True) for row in range(24)]
+    outcomes = []
+    for setup in (
+        Setup(num_tokens=2),
+        Setup(num_tokens=2, max_num_seqs=1, grouped=False),
+        Setup(num_tokens=2, blocks=40, optimistic=True),
+        Setup(num_tokens=2, budget=9, prefix=False),
+    ):
+        engine = make_engine(setup)
+        results = run_checked(engine, rows)
+        outcomes.append([(results[row].finish_reason, results[row].token_ids.tolist()) for row in range(24)])
+        assert engine.stats.preemptions or not setup.optimistic
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    assert sum(reason is FinishReason.REPETITION for reason, _ in outcomes[0]) > 3
+    for item, (reason, output) in zip(rows, outcomes[0], strict=True):
+        end = end_of(output, item.params.stop_repetition)
+        assert end == (len(output) if reason is FinishReason.REPETITION else None)
