@@ -110,8 +110,7 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
 
     from batchinfer.build import open_model
     from batchinfer.io.results import ResultColumns
-    from batchinfer.io.source import find_files
-    from batchinfer.job.rows_in import RowStream, open_rows
+    from batchinfer.job.rows_in import RowStream, find_input, open_rows
     from batchinfer.reports.findings import PlanChecks
     from batchinfer.reports.gpus import gpu_named
     from batchinfer.reports.outlook import find_place, look_ahead
@@ -119,7 +118,7 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     from batchinfer.reports.predict import RowSample
 
     gpu = None if asked.gpu is None else gpu_named(asked.gpu)
-    stream = RowStream.open(find_files(options.input), options, ResultColumns())
+    stream = RowStream.open(find_input(options), options, ResultColumns())
     model = open_model(config)
     rows = open_rows(stream, model, sampling, datetime.now())
     tally = RowTally(model.max_model_len, options.id_column, sample=RowSample(asked.output_length))

@@ -120,6 +120,12 @@ class ColumnTypes:
             except Mixed:
                 columns[name] = None
 
+    def keep_text(self) -> list[str]:
+        """Take columns of mixed type for plain text, for a source that can give all their values as text; their names."""
+        mixed = [name for name, observed in self.columns.items() if observed is None]
+        self.columns.update({name: Observed(scalar=TEXT) for name in mixed})
+        return mixed
+
     def schema(self) -> pa.Schema:
         """Arrow schema; mixed columns are strings of JSON."""
         fields = []

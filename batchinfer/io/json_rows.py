@@ -9,6 +9,7 @@ from typing import Any
 from batchinfer.errors import InputError
 from batchinfer.io.record import InputRow
 
+MAX_DEPTH = 256  # of lists and objects in each other
 BLANK = b" \t\r\n"
 SPACE = " \t\r\n"
 CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -50,6 +51,9 @@ class JsonParser:
         if type(value) is not dict:
             row.error = InputError(f"{row.place}: a row must be a JSON object, got {KINDS.get(type(value), 'an object')}", "not_an_object")
             return
+        if text.count("{") + text.count("[") > MAX_DEPTH and depth_beyond(value, MAX_DEPTH):
+            row.error = InputError(f"{row.place}: JSON is nested more than {MAX_DEPTH} deep", "invalid_json")
+            return
         row.values = value
         row.plain = not self._odd and end == len(text) and text.startswith("{")
 
@@ -65,12 +69,24 @@ class JsonParser:
                 f"not JSON: {error.msg[:1].lower()}{error.msg[1:].removesuffix(' at')} at column {error.pos + 1}", "invalid_json"
             ) from None
         except RecursionError:
-            raise InputError("JSON is nested too deeply", "invalid_json") from None
+            raise InputError(f"JSON is nested more than {MAX_DEPTH} deep", "invalid_json") from None
         except ValueError:  # int() refuses numbers of more than some 4,300 digits
             raise InputError("JSON holds a number with too many digits", "invalid_json") from None
         if end != len(text) and text[end:].strip(SPACE):
             raise InputError(f"not JSON: more text after the object, at column {end + 1}; one object a line", "invalid_json")
         return value, end
+
+
+def depth_beyond(value: Any, most: int) -> bool:
+    """True when lists and objects stand more than `most` deep in each other."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            inside for item in level if isinstance(item, dict | list) for inside in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def raw_text(raw: bytes) -> str:

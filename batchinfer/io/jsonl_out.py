@@ -8,6 +8,7 @@ from typing import Any
 from batchinfer.io.join import RAW_COLUMN, Join
 from batchinfer.io.json_rows import raw_text
 from batchinfer.io.json_text import dump_json, encode_json
+from batchinfer.io.kinds import TABLE_KINDS
 from batchinfer.io.openai_out import response_line, response_lines
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
@@ -18,18 +19,23 @@ def output_lines(join: Join) -> Iterator[bytes]:
     if join.openai:
         yield from (line for line, _ in response_lines(join))
         return
-    if join.source.kind == "parquet":
+    if is_table(join):
         yield from _table_lines(join)
         return
     for row, stored in join.line_rows():
         yield line_of(join, row, stored)
 
 
+def is_table(join: Join) -> bool:
+    """True when rows are those of typed columns."""
+    return join.source.kind in TABLE_KINDS.values()
+
+
 def line_of_any(join: Join, row: InputRow, stored: PartialRow) -> bytes:
     """The output line of a row of any format, taken by itself; a table row must hold all columns that are kept."""
     if join.openai:
         return response_line(join, row, stored)[0]
-    if join.source.kind != "parquet":
+    if not is_table(join):
         return line_of(join, row, stored)
     values = row.values or {}
     return _joined(dump_json({name: values[name] for name in join.kept.names(list(values))}), join, stored)
@@ -60,10 +66,11 @@ def _joined(carried: str, join: Join, stored: PartialRow) -> bytes:
 
 
 def _table_lines(join: Join) -> Iterator[bytes]:
-    from batchinfer.io.parquet_source import ParquetSource, python_values
+    from batchinfer.io.arrow_cells import python_values
+    from batchinfer.io.table_source import TableSource
 
     source = join.source
-    assert isinstance(source, ParquetSource)
+    assert isinstance(source, TableSource)
     names = join.kept.names(source.schema.names)
     for position, batch in source.tables(join.start, join.stop, names):
         columns = [python_values(column) for column in batch.columns]

@@ -1,95 +1,161 @@
-"""Rows from lines: JSONL and plain text, gzipped or not, in constant memory."""
+"""Rows from lines: JSONL, CSV and plain text, packed or not, in constant memory."""
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol
 
-from batchinfer.errors import InputError, InputFileError
+from batchinfer.errors import InputError
+from batchinfer.io.csv_lines import CsvLines
+from batchinfer.io.data_file import DataFile
 from batchinfer.io.json_rows import BLANK, JsonParser
+from batchinfer.io.lines import KEPT_OF_LONG, MAX_LINE_BYTES, Line, whole_text
 from batchinfer.io.record import InputRow
+from batchinfer.io.unpack import DAMAGE, explain, unpacked
 
 BOM = b"\xef\xbb\xbf"
-BUFFER_BYTES = 1 << 20
+
+
+class LineFormat(Protocol):
+    """What makes rows of lines."""
+
+    def records(self, lines: Iterator[Line], name: str) -> Iterator[Line]:
+        """Rows among the lines of the file `name`, each with the number of its first line, without line ends."""
+
+    def parse(self, row: InputRow) -> None:
+        """Fill the row's values or error."""
+
+    def key(self, name: str) -> bytes:
+        """What the values of the rows of this file depend on beside their own bytes."""
 
 
 class LineSource:
-    """One row for each non-blank line. Only `\\n` and `\\r\\n` end a line."""
+    """One row for each non-blank line or CSV record. Only `\\n` and `\\r\\n` end a line."""
 
     num_rows: int | None = None
 
-    def __init__(self, files: tuple[Path, ...], kind: str) -> None:
+    def __init__(self, files: tuple[DataFile, ...], kind: str, text_columns: tuple[str, ...] = ()) -> None:
         self.files = files
         self.kind = kind
-        self._parser = JsonParser()
-        self._sizes = [path.stat().st_size for path in files]
+        self._sizes = [file.size for file in files]
         self._bytes_before = 0
         self._open_file: BinaryIO | None = None
+        self.csv = CsvLines(text_columns) if kind == "csv" else None
+        self._format: LineFormat = self.csv or (JsonLines() if kind == "jsonl" else TextLines())
+        if self.csv is not None:
+            self.csv.look((name, self._lines(file)) for file, name in self._named())
 
     def rows(self, start: int = 0, stop: int | None = None) -> Iterator[InputRow]:
         """Yield rows `start` to `stop`, not parsed yet."""
         position = 0
         self._bytes_before = 0
-        for path, size in zip(self.files, self._sizes, strict=True):
-            name = path.name if len(self.files) > 1 else ""
-            for line, raw in self._lines(path):
+        for (file, name), size in zip(self._named(), self._sizes, strict=True):
+            for line, raw, whole in self._format.records(self._lines(file), name):
                 if stop is not None and position >= stop:
                     return
                 if position >= start:
-                    yield InputRow(position, line, name, raw)
+                    row = InputRow(position, line, name, raw, key=self._format.key(name))
+                    if whole > MAX_LINE_BYTES:
+                        _refuse_long(row, whole)
+                    yield row
                 position += 1
             self._bytes_before += size
 
+    def _named(self) -> Iterator[tuple[DataFile, str]]:
+        for file in self.files:
+            yield file, file.name if len(self.files) > 1 else ""
+
     def count(self, start: int = 0, stop: int | None = None) -> int:
         """How many rows there are from `start` to `stop`."""
-        lines = (None for path in self.files for _ in self._lines(path))
-        return max(0, sum(1 for _ in islice(lines, stop)) - start)
+        records = (None for file, name in self._named() for _ in self._format.records(self._lines(file), name))
+        return max(0, sum(1 for _ in islice(records, stop)) - start)
 
-    def _lines(self, path: Path) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, file: DataFile) -> Iterator[Line]:
+        """Every physical line with its end; of one beyond the limit the beginning, and how long it is."""
         number = 0
-        try:
-            with path.open("rb", buffering=BUFFER_BYTES) as file:
-                self._open_file = file
-                for raw in _unpacked(file):
+        with file.open() as packed:
+            self._open_file = packed
+            stream = packed
+            try:
+                stream = unpacked(packed)
+                read = partial(stream.readline, MAX_LINE_BYTES + 1)
+                for raw in iter(read, b""):
                     number += 1
                     if number == 1 and raw.startswith(BOM):
                         raw = raw[3:]
-                    if raw.endswith(b"\n"):
-                        raw = raw[:-2] if raw.endswith(b"\r\n") else raw[:-1]
-                    if raw[:1] == b"{" or raw.strip(BLANK):
-                        yield number, raw
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputFileError(f"{path}: the gzip data is damaged or cut off after line {number}: {error}") from None
-        except OSError as error:
-            raise InputFileError(f"{path}: cannot be read: {error.strerror or error}") from None
-        finally:
-            self._open_file = None
+                    whole = len(raw)
+                    if whole > MAX_LINE_BYTES:
+                        end = raw
+                        while not end.endswith(b"\n") and (end := read()):
+                            whole += len(end)
+                        raw = raw[:KEPT_OF_LONG]
+                    yield number, raw, whole
+            except DAMAGE as error:
+                raise explain(file, stream, number, error) from None
+            finally:
+                self._open_file = None
 
     def parse(self, row: InputRow) -> None:
         """Fill the row's values or error."""
-        if self.kind == "jsonl":
-            self._parser.parse(row)
-            return
-        try:
-            row.values = {"prompt": row.raw.decode()}
-        except UnicodeDecodeError as error:
-            row.error = InputError(f"{row.place}: not UTF-8: byte 0x{row.raw[error.start]:02x} at byte {error.start + 1}", "invalid_utf8")
+        if row.error is None:
+            self._format.parse(row)
 
     def fraction_read(self) -> float:
-        """Share of the (compressed) bytes that were read."""
+        """Share of the (packed) bytes that were read."""
         total = sum(self._sizes)
         here = self._open_file.tell() if self._open_file is not None and not self._open_file.closed else 0
         return min(1.0, (self._bytes_before + here) / total) if total else 1.0
 
 
-def _unpacked(file: BinaryIO) -> BinaryIO:
-    packed = file.read(2) == b"\x1f\x8b"
-    file.seek(0)
-    if not packed:
-        return file
-    return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)), BUFFER_BYTES)
+def _refuse_long(row: InputRow, whole: int) -> None:
+    row.key = str(whole).encode()  # only the beginning is kept, so that the length tells such rows apart
+    row.error = InputError(
+        f"{row.place}: has {whole:,} bytes; a row may have {MAX_LINE_BYTES:,} (its first {KEPT_OF_LONG:,} are kept)", "line_too_long"
+    )
+
+
+def _non_blank(lines: Iterator[Line]) -> Iterator[Line]:
+    for number, raw, whole in lines:
+        if raw.endswith(b"\n"):
+            raw = raw[:-2] if raw.endswith(b"\r\n") else raw[:-1]
+        if raw[:1] == b"{" or raw.strip(BLANK):
+            yield number, raw, whole
+
+
+class JsonLines:
+    """A row is a JSON object on a line."""
+
+    def __init__(self) -> None:
+        self._parser = JsonParser()
+
+    def records(self, lines: Iterator[Line], name: str) -> Iterator[Line]:
+        """Non-blank lines."""
+        return _non_blank(lines)
+
+    def parse(self, row: InputRow) -> None:
+        """Fill the row's values or error."""
+        self._parser.parse(row)
+
+    def key(self, name: str) -> bytes:
+        """Nothing: a line says all."""
+        return b""
+
+
+class TextLines:
+    """A row is a prompt on a line."""
+
+    def records(self, lines: Iterator[Line], name: str) -> Iterator[Line]:
+        """Non-blank lines."""
+        return _non_blank(lines)
+
+    def parse(self, row: InputRow) -> None:
+        """Fill the row's prompt, or its error."""
+        text = whole_text(row)
+        if text is not None:
+            row.values = {"prompt": text}
+
+    def key(self, name: str) -> bytes:
+        """Nothing: a line says all."""
+        return b""

@@ -12,7 +12,7 @@ from batchinfer.errors import OutputConflict, OutputError
 class OutputLock:
     """Holds `OUTPUT.lock` until closed."""
 
-    def __init__(self, path: Path, output: Path) -> None:
+    def __init__(self, path: Path, output: str) -> None:
         self._path = path
         while True:
             try:

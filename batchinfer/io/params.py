@@ -10,6 +10,7 @@ from typing import Any
 from batchinfer.core.request import SamplingParams
 from batchinfer.errors import ConfigError, InputError
 
+TEXT_PARAMETERS = ("stop", "bad_words")
 KEPT_SETS = 4096  # distinct parameter sets remembered
 PLAIN_BASE = SamplingParams()
 OPENAI_BASE = SamplingParams(temperature=1.0)
@@ -35,6 +36,17 @@ def map_parameters(items: list[tuple[str, Any]]) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 continue  # the refusal shows it as it stands
     return given
+
+
+def value_of_text(name: str, value: Any) -> Any:
+    """A parameter's value from a cell that is text: what the text spells as JSON, for `stop` and its like only lists of it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        spelt = json.loads(value.lower() if value in ("True", "False") else value)  # as Python's own writers spell them
+    except (ValueError, RecursionError):
+        return value  # the refusal shows it as it stands
+    return spelt if name not in TEXT_PARAMETERS or isinstance(spelt, list) else value
 
 
 class ParamReader:

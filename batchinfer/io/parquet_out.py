@@ -14,10 +14,12 @@ from batchinfer.io.infer import ColumnTypes
 from batchinfer.io.join import RAW_COLUMN, Join
 from batchinfer.io.json_rows import raw_text
 from batchinfer.io.json_text import without_nan
-from batchinfer.io.parquet_source import ParquetSource
+from batchinfer.io.line_source import LineSource
+from batchinfer.io.parquet_types import StoredField
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import ERROR, METRICS, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOKEN_IDS, TOOL_CALLS, ResultColumns
+from batchinfer.io.table_source import TableSource
 
 ERROR_TYPE = pa.struct([pa.field("code", pa.string()), pa.field("message", pa.string())])
 FUNCTION_TYPE = pa.struct([pa.field("name", pa.string()), pa.field("arguments", pa.string())])
@@ -51,7 +53,7 @@ def result_fields(columns: ResultColumns) -> list[pa.Field]:
 
 def write_parquet(join: Join, file: BinaryIO) -> None:
     """Write the whole output table."""
-    carried, batches = _from_table(join) if isinstance(join.source, ParquetSource) else _from_lines(join)
+    carried, batches = _from_table(join) if isinstance(join.source, TableSource) else _from_lines(join)
     schema = pa.schema([*carried, *result_fields(join.columns)], metadata=carried.metadata)
     with pq.ParquetWriter(file, schema) as writer:
         held: list[pa.RecordBatch] = []
@@ -75,14 +77,16 @@ def _result_arrays(stored: list[PartialRow], columns: ResultColumns) -> list[pa.
 
 def _from_table(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     source = join.source
-    assert isinstance(source, ParquetSource)
+    assert isinstance(source, TableSource)
     names = join.kept.names(source.schema.names)
-    schema = pa.schema([source.schema.field(name) for name in names], metadata=source.schema.metadata)
+    stored_fields = [StoredField.of(source.schema.field(name)) for name in names]
+    schema = pa.schema([stored.field for stored in stored_fields], metadata=source.schema.metadata)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for position, batch in source.tables(join.start, join.stop, names):
             stored = [join.result_of(position + offset) for offset in range(batch.num_rows)]
-            arrays = [*batch.columns, *_result_arrays(stored, join.columns)]
+            carried = [field.array(column) for field, column in zip(stored_fields, batch.columns, strict=True)]
+            arrays = [*carried, *_result_arrays(stored, join.columns)]
             yield pa.RecordBatch.from_arrays(arrays, names=[*names, *join.columns.names])
 
     return schema, batches()
@@ -92,6 +96,8 @@ def _from_lines(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     types = ColumnTypes()
     for row in join.source.rows(*(join.typed or (join.start, join.stop))):
         types.add(_cells(join, row))
+    if isinstance(join.source, LineSource) and join.source.csv is not None:  # a column that is not all numbers is the text that it was
+        join.source.csv.keep_text(types.keep_text())
     if RAW_COLUMN in types.columns:  # after the named columns, where it is only there for unreadable lines
         types.columns[RAW_COLUMN] = types.columns.pop(RAW_COLUMN)
     schema = types.schema()

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchinfer.errors import ConfigError, OutputConflict, OutputError
+from batchinfer.io.delivery import HERE, Delivery, Upload
+from batchinfer.io.find import default_stem
 from batchinfer.io.options import Shard
-from batchinfer.io.source import InputFiles, stem_of
+from batchinfer.io.remote import is_remote
+from batchinfer.io.source import InputFiles
 
 LONGEST_ENDING = ".manifest.json.tmp"  # of the names that stand beside an output
 SUFFIXES = (".jsonl", ".ndjson", ".parquet")
@@ -18,9 +21,20 @@ SUFFIXES = (".jsonl", ".ndjson", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The output and the files that belong to it."""
+    """The output and the files that belong to it; for one in a store, where these stand until they are delivered."""
 
     output: Path
+    delivery: Delivery = HERE
+
+    @property
+    def shown(self) -> str:
+        """What people call the output."""
+        return self.delivery.address(self.output)
+
+    @property
+    def has_output(self) -> bool:
+        """True when there is an output already, of whatever job."""
+        return self.delivery.has(self.output)
 
     def _beside(self, ending: str) -> Path:
         return self.output.with_name(self.output.name + ending)
@@ -66,13 +80,11 @@ class Places:
 def default_name(files: InputFiles, shard: Shard | None = None) -> Path:
     """The output's name when none is given: beside a file, in the current folder for anything else. Each shard has its own."""
     part = "" if shard is None else f".{shard.tag}"
-    ending = part + (".out.parquet" if files.kind == "parquet" else ".out.jsonl")
-    if files.folder is not None:
-        return Path(files.folder.resolve().name + ending)
+    ending = part + (".out.parquet" if files.is_table else ".out.jsonl")
     if files.streamed:
         return Path("stdin" + ending)
-    path = files.paths[0]
-    return path.with_name(stem_of(path) + ending)
+    name = default_stem(files) + ending
+    return Path(name) if files.home is not None else files.paths[0].with_name(name)
 
 
 def is_streamed(given: str | None) -> bool:
@@ -88,6 +100,8 @@ def is_streamed(given: str | None) -> bool:
 
 def find_places(given: str | None, files: InputFiles, shard: Shard | None = None) -> Places:
     """The output's place, or an error when nothing can ever be written there."""
+    if given is not None and is_remote(given):
+        return _remote_places(given, files)
     path = Path(given) if given is not None else default_name(files, shard)
     _check_length(path)
     if path.is_dir():
@@ -104,6 +118,19 @@ def find_places(given: str | None, files: InputFiles, shard: Shard | None = None
         if not path.parent.is_dir():
             raise OutputError(f"{path}: the link's folder {path.parent} does not exist")
     return Places(path)
+
+
+def _remote_places(given: str, files: InputFiles) -> Places:
+    if not given.lower().partition("?")[0].endswith(SUFFIXES):
+        raise ConfigError(f"-o {given}: the name must end in .jsonl or .parquet")
+    delivery, path = Upload.to(given)
+    places = Places(path, delivery)
+    if any(file.label == places.shown for file in files.files):
+        raise OutputConflict(f"{places.shown}: the output is the input; give another name with -o")
+    _check_length(path)
+    if not places.partial.exists():
+        delivery.fetch(places.report)  # of a job that was finished, here or elsewhere
+    return places
 
 
 def _check_length(path: Path) -> None:

@@ -27,6 +27,7 @@ class InputRow:
     plain: bool = False
     unit: str = "line"
     min_max_tokens: int = 0  # a row that runs again because it was cut gets at least so many
+    key: bytes = b""  # what the values depend on beside `raw`: a CSV file's header
 
     @property
     def place(self) -> str:
@@ -36,4 +37,4 @@ class InputRow:
     def digest(self) -> str:
         """Hash of what was read, 16 hex digits: a resumed job and the finish compare it."""
         data = self.raw or repr(self.values).encode("utf-8", "surrogatepass")
-        return blake2b(data, digest_size=8).hexdigest()
+        return blake2b(data, digest_size=8, key=self.key).hexdigest()

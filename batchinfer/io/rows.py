@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from batchinfer.errors import InputError, InputFileError
 from batchinfer.io.chat_options import CHAT_FIELDS, PLAIN_CHAT, ChatOptions, ChatReader
 from batchinfer.io.messages import clean_messages, without_nulls
 from batchinfer.io.options import InputOptions
-from batchinfer.io.params import ParamReader, map_parameters, plain_number
+from batchinfer.io.params import ParamReader, map_parameters, plain_number, value_of_text
 from batchinfer.io.prompt_template import ROW, PromptTemplate
 from batchinfer.io.record import InputRow
 
@@ -54,6 +55,14 @@ class Columns:
         return ROW in self.template
 
 
+class Cells(StrEnum):
+    """How a format writes what is not text: JSON says it itself; table cells hold lists also as JSON text; CSV is text alone."""
+
+    JSON = "json"
+    TABLE = "table"
+    TEXT = "text"
+
+
 @dataclass(slots=True)
 class Ask:
     """A row's wish, one prompt form filled."""
@@ -92,7 +101,8 @@ def decide_shape(rows: list[InputRow], columns: Columns, input_name: str) -> str
     first = next((row.error for row in rows if row.error is not None), None)
     if len(rows) == 1 and rows[0].error is None:
         raise InputFileError(f"{input_name}: no column {wanted}: its only row has no columns")
-    raise InputFileError(f"{input_name}: none of the first {len(rows):,} rows is a JSON object; {first}")
+    what = "fits its header" if first is not None and first.code in ("wrong_columns", "invalid_csv") else "is a JSON object"
+    raise InputFileError(f"{input_name}: none of the first {len(rows):,} rows {what}; {first}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,7 @@ class PlainRows:
         columns: Columns,
         defaults: SamplingParams,
         row_params: bool = True,
-        json_cells: bool = False,
+        cells: Cells = Cells.JSON,
         ways: Ways = NO_WAYS,
     ) -> None:
         self._columns = columns
@@ -122,7 +132,7 @@ class PlainRows:
         self._template = ways.template
         self._params = ParamReader(defaults)
         self._row_params = row_params
-        self._json_cells = json_cells  # table cells may hold lists as JSON text
+        self._cells = cells
         self._no_parameters = frozenset(columns.candidates) | {columns.id}  # a prompt column may be called `stop`
 
     def read(self, values: dict[str, Any]) -> Ask:
@@ -137,7 +147,9 @@ class PlainRows:
 
     def _given_chat(self, values: dict[str, Any]) -> dict[str, Any]:
         given = {name: values[name] for name in CHAT_FIELDS if name in values and name not in self._no_parameters}
-        return {name: without_nulls(value) for name, value in given.items()} if self._json_cells else given
+        if self._cells is Cells.TABLE:
+            return {name: without_nulls(value) for name, value in given.items()}
+        return {name: value_of_text(name, value) for name, value in given.items()} if self._cells is Cells.TEXT else given
 
     def _prompt(self, values: dict[str, Any]) -> Ask:
         if self._template is not None:
@@ -152,6 +164,8 @@ class PlainRows:
             other = columns.prompt if prompt is not None else columns.token_ids
             raise InputError(f"both {other} and {columns.messages} are given; a row has one of them", "ambiguous_prompt")
         if ids is not None:
+            if self._cells is not Cells.JSON:
+                ids = _from_json(ids, str(columns.token_ids))
             return Ask(self.params(values), token_ids=token_ids(ids, columns.token_ids))
         if prompt is not None:
             if not isinstance(prompt, str):
@@ -160,7 +174,7 @@ class PlainRows:
                 raise InputError(f"{columns.prompt} is empty", "empty_prompt")
             return Ask(self.params(values), prompt=prompt)
         if messages is not None:
-            if self._json_cells:
+            if self._cells is not Cells.JSON:
                 messages = _from_json(messages, str(columns.messages))
             return Ask(self.params(values), messages=clean_messages(messages, str(columns.messages)))
         named = next((name for name in columns.candidates if name in values), None)
@@ -187,12 +201,14 @@ class PlainRows:
         inside = values.get(PARAMS_COLUMN)
         if inside is not None:
             given = {**self._inside(inside), **given}
-        if self._json_cells:
+        if self._cells is Cells.TABLE:
             given = {name: plain_number(value) for name, value in given.items()}
+        elif self._cells is Cells.TEXT:
+            given = {name: value_of_text(name, value) for name, value in given.items()}
         return self._params.read(given)
 
     def _inside(self, inside: Any) -> dict[str, Any]:
-        if self._json_cells:
+        if self._cells is not Cells.JSON:
             inside = _from_json(inside, PARAMS_COLUMN)
             if isinstance(inside, list) and all(isinstance(item, tuple) for item in inside):  # an Arrow map
                 inside = map_parameters(inside)
@@ -208,7 +224,7 @@ def _from_json(value: Any, name: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         raise InputError(
-            f"{name} holds text that is not JSON", "invalid_messages" if name != PARAMS_COLUMN else "invalid_parameter"
+            f"{name} holds text that is not JSON", "invalid_parameter" if name == PARAMS_COLUMN else "invalid_messages"
         ) from None
 
 

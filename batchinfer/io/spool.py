@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from batchinfer.errors import InputFileError
+from batchinfer.io.data_file import LocalFile
 from batchinfer.io.durable import written_whole
 from batchinfer.io.source import InputFiles
 
@@ -27,16 +28,17 @@ def spool(files: InputFiles, path: Path) -> Spooled:
     """Write everything that the pipe gives to `path`."""
     digest = blake2b(digest_size=16)
     size = 0
-    is_stdin = str(files.paths[0]) == "/dev/stdin"
+    given = files.paths[0]
+    is_stdin = str(given) == "/dev/stdin"
     if is_stdin and sys.__stdin__ is None:
         raise InputFileError("-: stdin is closed; pipe rows into it, or give a file")
     try:
-        source = sys.stdin.fileno() if is_stdin else os.open(files.paths[0], os.O_RDONLY)
+        source = sys.stdin.fileno() if is_stdin else os.open(given, os.O_RDONLY)
     except (OSError, ValueError, AttributeError) as error:
-        raise InputFileError(f"{files.paths[0]}: cannot be read: {error}") from None
+        raise InputFileError(f"{given}: cannot be read: {error}") from None
     with written_whole(path) as file:
         while chunk := os.read(source, CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
             file.write(chunk)
-    return Spooled(replace(files, paths=(path,), streamed=False), [["stdin", size, digest.hexdigest()]])
+    return Spooled(replace(files, files=(LocalFile(path),), streamed=False), [["stdin", size, digest.hexdigest()]])

@@ -39,10 +39,10 @@ def check_openai(output: OutputOptions, places: Places) -> None:
 def check_kept(output: OutputOptions, stream: RowStream) -> None:
     """Raise `ConfigError` for a column named on the command line that a table does not have."""
     named = [*(output.keep_columns or ()), *output.drop_columns]
-    if named and stream.files.kind == "parquet":
-        from batchinfer.io.parquet_source import ParquetSource
+    if named and stream.files.is_table:
+        from batchinfer.io.table_source import TableSource
 
-        assert isinstance(stream.source, ParquetSource)
+        assert isinstance(stream.source, TableSource)
         unknown = [name for name in named if name not in stream.source.column_types]
         if unknown:
             raise ConfigError(f"no column {unknown[0]!r} in {stream.options.input}; columns: {', '.join(stream.source.column_types)}")
@@ -50,7 +50,7 @@ def check_kept(output: OutputOptions, stream: RowStream) -> None:
 
 def unseen(output: OutputOptions, stream: RowStream) -> list[str]:
     """Warnings of columns named on the command line that no row so far has: a typing mistake, or a rare column."""
-    if stream.files.kind == "parquet" or not stream.window:
+    if stream.files.is_table or not stream.window:
         return []
     seen = {name for row in stream.window if row.values is not None for name in row.values}
     return [

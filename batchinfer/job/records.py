@@ -106,6 +106,7 @@ class JobReport:
     settings: dict[str, Any] = field(default_factory=dict)
     choices: list[str] = field(default_factory=list)
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    delivered: dict[str, str] = field(default_factory=dict)  # files sent to a store, with the tags that it gave them
     peak_rss_mb: float = 0.0
     interrupted: int = 0  # the signal that ended the job, 0 for none
     already_complete: bool = False  # nothing was left to do

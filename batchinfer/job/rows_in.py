@@ -13,6 +13,7 @@ from batchinfer.core.request import PARAMETER_NAMES, Request, Result, SamplingPa
 from batchinfer.errors import ConfigError, InputError, InputFileError
 from batchinfer.io.answers import REASONING_TAGS, Answer, AnswerReader
 from batchinfer.io.chat_options import CHAT_FIELDS
+from batchinfer.io.find import find_files
 from batchinfer.io.join import KeptColumns, has_clash
 from batchinfer.io.openai_rows import OpenAIRows, other_models
 from batchinfer.io.options import InputOptions, Shard
@@ -21,7 +22,7 @@ from batchinfer.io.prepare import Rendering, RowPreparer, batches
 from batchinfer.io.prompt_template import PromptTemplate
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import ResultColumns
-from batchinfer.io.rows import PARAMS_COLUMN, Columns, PlainRows, Ways, decide_shape, looks_like_openai
+from batchinfer.io.rows import PARAMS_COLUMN, Cells, Columns, PlainRows, Ways, decide_shape, looks_like_openai
 from batchinfer.io.source import InputFiles, Source, open_source
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 WINDOW_ROWS = 1000
 WINDOW_BYTES = 64 << 20
 ID_COLUMNS = ("custom_id", "id")
+
+
+def find_input(options: InputOptions, output: str | None = None) -> InputFiles:
+    """The files that a job reads; columns that can hold a prompt are text in all of them."""
+    columns = Columns.of(options)
+    return find_files(options.input, output, tuple(name for name in (columns.prompt, columns.messages, columns.token_ids) if name is not None))
 
 
 @dataclass(slots=True)
@@ -60,12 +67,14 @@ class RowStream:
         stream = cls(open_source(files), files, options, result_columns)
         stream.start, stream.stop = stream.chosen
         columns = Columns.of(options)
-        if files.kind == "parquet":
+        if files.is_table:
             _check_table(stream.source, columns, options, result_columns)
             _use_columns(stream.source, columns, options, kept)
         stream._look()
         if stream.window:
             stream.shape = decide_shape(stream.window, columns, options.input)
+            if stream.shape == "openai" and files.kind != "jsonl":
+                raise InputFileError(f"{options.input}: OpenAI batch lines are read from JSONL only; write them as .jsonl")
             if stream.shape == "openai" and options.prompt_template is not None:
                 raise ConfigError("--prompt-template is for plain rows; OpenAI batch lines hold their prompts")
             stream._expect_calls()
@@ -165,9 +174,10 @@ def _refuse_clash(row: InputRow, names: tuple[str, ...]) -> None:
 
 
 def _check_table(source: Source, columns: Columns, options: InputOptions, results: ResultColumns) -> None:
-    from batchinfer.io.parquet_source import ParquetSource, check_column_types
+    from batchinfer.io.column_types import check_column_types
+    from batchinfer.io.table_source import TableSource
 
-    assert isinstance(source, ParquetSource)
+    assert isinstance(source, TableSource)
     types = source.column_types
     if looks_like_openai(dict.fromkeys(types)):
         raise InputFileError(f"{options.input}: OpenAI batch lines are read from JSONL only; write them as .jsonl")
@@ -186,9 +196,9 @@ def _check_table(source: Source, columns: Columns, options: InputOptions, result
 
 
 def _use_columns(source: Source, columns: Columns, options: InputOptions, kept: KeptColumns | None) -> None:
-    from batchinfer.io.parquet_source import ParquetSource
+    from batchinfer.io.table_source import TableSource
 
-    assert isinstance(source, ParquetSource)
+    assert isinstance(source, TableSource)
     names = list(source.column_types)
     wanted = {*columns.candidates, *ID_COLUMNS, PARAMS_COLUMN, *CHAT_FIELDS, *(PARAMETER_NAMES if options.row_params else ())}
     carried = kept.names(names) if kept is not None else ()
@@ -254,7 +264,7 @@ def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], d
     treatment = _treatment(stream, columns, chat, tokenizer.has_chat_template)
     template = None if options.prompt_template is None else PromptTemplate(options.prompt_template)
     ways = Ways(options.job_chat, template)
-    shape = PlainRows(columns, defaults, options.row_params, json_cells=stream.files.kind == "parquet", ways=ways)
+    shape = PlainRows(columns, defaults, options.row_params, cells=_cells_of(stream.files), ways=ways)
     found: dict[str, None] = {}
     for row in stream.window:
         if row.values is not None:
@@ -274,6 +284,12 @@ def _answer_reader(stream: RowStream, model: ModelHandle, notes: list[str]) -> A
     marks = known.marks if known is not None else ()
     tags = [tag for pair in REASONING_TAGS for tag in pair] if columns.reasoning else []
     return AnswerReader(tokenizer.vocabulary, known, columns.reasoning, tokenizer.special_ids_of([*marks, *tags]))
+
+
+def _cells_of(files: InputFiles) -> Cells:
+    if files.is_table:
+        return Cells.TABLE
+    return Cells.TEXT if files.kind == "csv" else Cells.JSON
 
 
 def _treatment(stream: RowStream, columns: Columns, chat: bool, has_template: bool) -> str:

@@ -25,13 +25,13 @@ from batchinfer.io.partial import PartialFile
 from batchinfer.io.places import Places, find_places, is_streamed
 from batchinfer.io.rebuild import rebuild_openai_partial, rebuild_partial
 from batchinfer.io.results import ResultColumns
-from batchinfer.io.source import InputFiles, find_files, identity_of, open_source
+from batchinfer.io.source import InputFiles, identity_of, open_source
 from batchinfer.io.spool import spool
 from batchinfer.job.checks import check_kept, check_openai, no_rows, say_found, unseen
 from batchinfer.job.generate import Asked, Generation, Outside, Store
 from batchinfer.job.progress import Tally
 from batchinfer.job.records import JobObserver, JobParts, JobReport, NullObserver
-from batchinfer.job.rows_in import JobRows, RowStream, note_on_models, open_rows
+from batchinfer.job.rows_in import JobRows, RowStream, find_input, note_on_models, open_rows
 from batchinfer.job.signals import Interrupted, interruptible
 from batchinfer.job.stream_out import OrderedStream, Outlet, ReaderGone, UnorderedStream, check_stream
 from batchinfer.job.watchdog import Watchdog, briefly, say_last
@@ -145,20 +145,20 @@ class Job:
             assert self._rows is not None
             self._generation = Generation(self.asked, self._outside, self._rows, store, self.watchdog)
             self._generation.run(model)
-        if opened.files.kind == "parquet" and identity_of(opened.files.paths) != opened.identity:  # lines are compared one by one
+        if opened.files.is_table and identity_of(opened.files.files) != opened.identity:  # lines are compared one by one
             raise InputFileError(f"{self.asked.input.input} changed while the job ran; start again with --overwrite")
         self._finish(join, opened.places, outlet)
         if not self._streams:
             report = self.report
-            kept = {"failed_positions": report.failed_positions, "finish_reasons": report.finish_reasons}  # what a repeated command goes by
+            # What a repeated command goes by:
+            kept = {"failed_positions": report.failed_positions, "finish_reasons": report.finish_reasons, "delivered": report.delivered}
             record = {**self._outside.parts.report_json(report), **kept}
             settle(opened.places, identity, date, record)
 
     def _open(self, stack: ExitStack) -> Opened:
         """The input, looked into; a place for results that nobody else uses; and what identifies the input."""
         options, output = self.asked.input, self.asked.output
-        given = None if output.output is None or self._streams else Path(output.output)
-        files = find_files(options.input, given)
+        files = find_input(options, None if self._streams else output.output)
         if self._streams:
             check_stream(output.output or "-")
             self._scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batchinfer-")))
@@ -167,14 +167,15 @@ class Job:
             raise ConfigError("--unordered is for outputs that are written as they come, such as -o -; a file is in input order")
         else:
             places = find_places(output.output, files, options.shard)
-            self.report.output = str(places.output)
-            stack.enter_context(OutputLock(places.lock, places.output))
+            self.report.output = places.shown
+            stack.enter_context(OutputLock(places.lock, places.shown))
+            stack.callback(places.delivery.forget)
         self._places = places
         if files.streamed:
             spooled = spool(files, places.spool)
             files, identity = spooled.files, spooled.identity
         else:
-            identity = identity_of(files.paths)
+            identity = identity_of(files.files)
         kept = KeptColumns(None if output.keep_columns is None else frozenset(output.keep_columns), frozenset(output.drop_columns))
         columns = ResultColumns(output.prefix, output.generated_token_ids, reasoning=output.reasoning_split, metrics=output.metrics)
         stream = RowStream.open(files, options, columns, kept if output.unordered else None)
@@ -209,7 +210,7 @@ class Job:
             asked_model = AskedModel(fingerprint, model.max_model_len, self._rows.chat, self._rows.defaults)
         record = identity_of_job(asked.config, asked.input, asked.output, opened.identity, asked_model)
         self.report.fingerprint = record
-        return JobIdentity(record, layout_of(asked.output), free_settings(asked.config), read_versions(), opened.files.paths)
+        return JobIdentity(record, layout_of(asked.output), free_settings(asked.config), read_versions(), opened.files.files)
 
     def _claim(self, opened: Opened, identity: JobIdentity, date: datetime) -> bool:
         """Make the place this job's; False when an earlier run has done everything."""
@@ -218,15 +219,18 @@ class Job:
         state = find_state(places, identity, output, self._outside.observer)
         if state is State.COMPLETE and not self._has_rows_to_repeat(places):
             return False
-        if state is State.FRESH and is_openai and errors_path(places.output).exists() and not output.overwrite:
-            raise OutputConflict(f"{errors_path(places.output)} exists already and is not this job's; give another -o, or --overwrite")
+        if state is State.FRESH and is_openai and places.delivery.has(errors_path(places.output)) and not output.overwrite:
+            raise OutputConflict(
+                f"{places.delivery.address(errors_path(places.output))} exists already and is not this job's; give another -o, or --overwrite"
+            )
         whole = options.limit is None and not options.offset and options.shard is None and opened.kept.all
-        if whole and not is_openai and not places.is_parquet and files.kind != "parquet":  # the output holds all of the input
-            check_space(places.output.parent, sum(path.stat().st_size for path in files.paths), "the output")
+        if whole and not is_openai and not places.is_parquet and not files.is_table:  # the output holds all of the input
+            check_space(places.output.parent, sum(file.size for file in files.files), "the output")
         begin_manifest(places, state, identity, date)
         if state is State.COMPLETE:
             columns = opened.stream.result_columns
             rows = RowStream.open(files, options, columns).rows()
+            places.delivery.fetch(places.output)
             if is_openai:
                 rebuild_openai_partial(rows, places.output, places.partial)
             else:
@@ -246,7 +250,7 @@ class Job:
         report.rows_total, report.rows_ok, report.rows_failed = (rows.get(name, 0) for name in ("total", "ok", "failed"))
         repeats = output.retry_errors or output.retry_truncated is not None
         way_out = "there is no row to run again" if repeats else "--overwrite runs it again"
-        report.message = f"{places.output} is complete and nothing has changed; {way_out}"
+        report.message = f"{places.shown} is complete and nothing has changed; {way_out}"
         return False
 
     def _finish(self, join: Join, places: Places, outlet: Outlet | None) -> None:
@@ -261,12 +265,13 @@ class Job:
             self._store.partial.sync()
             if not places.is_parquet:
                 check_space(places.output.parent, self._store.partial.size, "the output")
-            self._outside.observer.note(f"writing {places.output}")
+            self._outside.observer.note(f"writing {places.shown}")
             finish(join, places.output)
+            self.report.delivered = places.delivery.deliver((*((errors_path(places.output),) if join.openai else ()), places.output))
         self.report.seconds.finish = perf_counter() - began
         self._total()
         if join.openai and self.report.rows_failed and not self._streams:
-            self.report.message = f"failed lines: {errors_path(places.output)}"
+            self.report.message = f"failed lines: {places.delivery.address(errors_path(places.output))}"
 
     def _total(self) -> None:
         report, seconds = self.report, self.report.seconds

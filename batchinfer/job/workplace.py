@@ -13,6 +13,7 @@ from typing import Any
 from batchinfer.config import EngineConfig
 from batchinfer.core.request import SamplingParams
 from batchinfer.errors import OutputConflict, OutputError
+from batchinfer.io.data_file import DataFile
 from batchinfer.io.durable import write_whole
 from batchinfer.io.manifest import Manifest, normal, try_read_json, try_read_manifest
 from batchinfer.io.options import InputOptions, OutputOptions
@@ -59,7 +60,7 @@ class JobIdentity:
     layout: dict[str, Any]
     free: dict[str, Any]
     versions: dict[str, str]
-    paths: tuple[Path, ...] = ()  # of the input
+    files: tuple[DataFile, ...] = ()  # of the input
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +118,22 @@ def find_state(places: Places, identity: JobIdentity, output: OutputOptions, obs
     if output.overwrite:
         clear(places)
         return State.FRESH
-    if not places.partial.exists() and (not places.manifest.exists() or places.output.exists()):
+    if not places.partial.exists() and (not places.manifest.exists() or places.has_output):
         return _state_of_output(places, identity)
     manifest = try_read_manifest(places.manifest)
     if manifest is None:
         raise OutputConflict(
-            f"{places.output}: unfinished results without a readable {places.manifest.name}; "
+            f"{places.shown}: unfinished results without a readable {places.manifest.name}; "
             f"--overwrite starts afresh, and {places.partial.name} is lost"
         )
     known = _same_but_for_times(manifest.fingerprint, identity.fingerprint)
     changed = said(allow_resolved(known, identity.fingerprint, manifest.resolved), identity.fingerprint)
     if changed:
-        if not _holds_results(places.partial) and not places.output.exists():
+        if not _holds_results(places.partial) and not places.has_output:
             clear(places)  # nothing was finished under the other settings
             return State.FRESH
         raise OutputConflict(
-            f"{places.output}: an unfinished job with other settings is here: {listed(changed)}. "
+            f"{places.shown}: an unfinished job with other settings is here: {listed(changed)}. "
             "Run it with its own settings to go on, give another -o, or start afresh with --overwrite"
         )
     if known != manifest.fingerprint:
@@ -157,21 +158,23 @@ def _same_but_for_times(old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
 
 
 def _state_of_output(places: Places, identity: JobIdentity) -> State:
-    if not places.output.exists():
+    if not places.has_output:
         return State.FRESH
     report = try_read_json(places.report) or {}
     saved, now = report.get("fingerprint"), identity.fingerprint
     changed: list[str] = []
     if isinstance(saved, dict):
         known = _same_but_for_times(saved, now)
-        if known == saved or report.get("input_digest") == content_digest(identity.paths):
+        if known == saved or report.get("input_digest") == content_digest(identity.files):
             saved = known
         saved = allow_resolved(saved, now, report.get("resolved", {}))
         changed = said(saved, now) + said(report.get("layout", {}), identity.layout)
+        if not changed and not places.delivery.is_same(places.output, report.get("delivered", {}).get(places.output.name)):
+            changed.append("its bytes are not those that this job sent")
         if not changed:
             return State.COMPLETE
     why = f"is the result of another job ({listed(changed)})" if changed else "exists already and is not this job's"
-    raise OutputConflict(f"{places.output} {why}; give another name with -o, or --overwrite to replace it")
+    raise OutputConflict(f"{places.shown} {why}; give another name with -o, or --overwrite to replace it")
 
 
 def _holds_results(partial: Path) -> bool:
@@ -204,9 +207,10 @@ def settle(places: Places, identity: JobIdentity, date: datetime, report: dict[s
         "layout": identity.layout,
         "date": date.isoformat(),
         "resolved": manifest.resolved if manifest is not None else {},
-        "input_digest": content_digest(identity.paths),
+        "input_digest": content_digest(identity.files),
     }
     write_whole(places.report, json.dumps(record, indent=1, default=str).encode("utf-8", "backslashreplace"))
+    places.delivery.deliver([places.report])
     for path in (places.partial, places.manifest, places.spool):  # in this order: a manifest alone means nothing
         path.unlink(missing_ok=True)
 

@@ -95,11 +95,10 @@ def read_workload(path: Path, model: ModelHandle, limit: int | None = None) -> F
     """
     from batchinfer.io.options import InputOptions
     from batchinfer.io.results import ResultColumns
-    from batchinfer.io.source import find_files
-    from batchinfer.job.rows_in import RowStream, open_rows
+    from batchinfer.job.rows_in import RowStream, find_input, open_rows
 
     options = InputOptions(input=str(path), limit=limit)
-    stream = RowStream.open(find_files(str(path)), options, ResultColumns())
+    stream = RowStream.open(find_input(options), options, ResultColumns())
     rows = open_rows(stream, model, {}, datetime.now())
     requests: list[Request] = []
     failed: list[Result] = []

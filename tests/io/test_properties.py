@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchinfer.errors import InputFileError
-from batchinfer.io.json_text import without_nan
+from batchinfer.io.arrow_cells import python_values
+from batchinfer.io.json_text import dump_json, without_nan
+from batchinfer.io.parquet_types import StoredField
 from tests.job.world import World, read_jsonl
 
 QUICK = settings(
@@ -114,11 +116,12 @@ def arrow_columns(size: int) -> st.SearchStrategy[pa.Array]:
 
     small = st.integers(-(2**31), 2**31 - 1)
     wide = st.integers(-(2**63), 2**63 - 1)
+    seconds = st.integers(-(2**63) // 1000, (2**63 - 1) // 1000)  # Parquet holds milliseconds
     text = st.text(max_size=6)
     struct = pa.struct([("a", pa.int64()), ("b", pa.string())])
     text_or_list = pa.large_list(pa.string())
     inner = st.fixed_dictionaries({"a": st.none() | small, "b": st.none() | text})
-    deep = st.fixed_dictionaries({"deep": st.none() | st.lists(st.none() | inner, max_size=2), "when": st.none() | wide})
+    deep = st.fixed_dictionaries({"deep": st.none() | st.lists(st.none() | inner, max_size=2), "when": st.none() | seconds})
     return st.one_of(
         column(pa.int32(), small),
         column(pa.int64(), wide),
@@ -193,6 +196,90 @@ def test_any_table_as_parquet(table: pa.Table, group: int) -> None:
     assert [row["error"] is None for row in lines] == [error is None for error in out["error"].to_pylist()]
     assert [row["prompt"] for row in lines] == table["prompt"].to_pylist()
     assert [row["generated_text"] for row in lines] == out["generated_text"].to_pylist()
+
+
+def arrow_only_columns(size: int) -> st.SearchStrategy[pa.Array]:
+    """What Arrow files hold and Parquet files do not, or not in this form."""
+    texts = st.lists(st.none() | st.text(max_size=4), min_size=size, max_size=size)
+    ints = st.lists(st.none() | st.integers(-9, 9), min_size=size, max_size=size)
+    indices = st.lists(st.none() | st.integers(0, 1), min_size=size, max_size=size).map(lambda values: pa.array(values, pa.int8()))
+
+    def coded(values: pa.Array) -> st.SearchStrategy[pa.Array]:
+        return indices.map(lambda array: pa.DictionaryArray.from_arrays(array, values))
+
+    def union(values: list[int | None]) -> pa.Array:
+        kinds = pa.array([index % 2 for index in range(size)], pa.int8())
+        return pa.UnionArray.from_sparse(kinds, [pa.array(values, pa.int64()), pa.array([str(value) for value in values], pa.string())])
+
+    def runs(values: list[Any]) -> pa.Array:
+        return pa.RunEndEncodedArray.from_arrays(pa.array(range(1, size + 1), pa.int32()), pa.array(values))
+
+    def nested(values: list[Any]) -> pa.Array:
+        return pa.StructArray.from_arrays([pa.array(values, pa.int64()).dictionary_encode(), pa.nulls(size)], ["code", "nothing"])
+
+    return st.one_of(
+        texts.map(lambda values: pa.array(values, pa.large_string())),
+        texts.map(lambda values: runs(values) if size else pa.array([], pa.string())),
+        texts.map(lambda values: pa.array([None if value is None else [value, None] for value in values], pa.list_view(pa.string_view()))),
+        texts.map(lambda values: pa.array([[value] for value in values], pa.large_list_view(pa.string()))),
+        texts.map(lambda values: pa.array([json.dumps(value) for value in values], pa.json_())),
+        texts.map(lambda values: pa.array([{} if value else None for value in values], pa.struct([]))),
+        texts.map(lambda values: pa.array([[{}] if value else None for value in values], pa.list_(pa.struct([])))),
+        ints.map(union),
+        ints.map(nested),
+        ints.map(lambda values: pa.array([None if value is None else (value, 1, 10) for value in values], pa.month_day_nano_interval())),
+        ints.map(lambda values: pa.array([None if value is None else bytes([value + 9]) * 16 for value in values], pa.uuid())),
+        ints.map(lambda values: pa.array([b""] * size, pa.binary(0))),
+        ints.map(lambda values: pa.array(values, pa.time32("s"))),
+        ints.map(lambda values: pa.array(values, pa.timestamp("s", "Europe/Paris"))),
+        ints.map(lambda values: pa.array(values, pa.decimal32(3, 1))),
+        coded(pa.array([1, 2])),
+        coded(pa.array(["a", "b"], pa.string_view())),
+        coded(pa.array([[1, None], None])),
+        coded(pa.array([{"x": 1}, None])),
+        coded(pa.nulls(2)),
+    )
+
+
+@st.composite
+def arrow_tables(draw: st.DrawFn) -> pa.Table:
+    size = draw(st.integers(0, 5))
+    prompts = draw(st.lists(st.none() | st.text(max_size=8), min_size=size, max_size=size))
+    kinds = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int16(), pa.large_string()), pa.json_()]
+    columns = {"prompt": pa.array(prompts, draw(st.sampled_from(kinds)))}
+    for name in draw(st.lists(st.sampled_from(["id", "x", "y", "é"]), unique=True, max_size=4)):
+        columns[name] = draw(arrow_only_columns(size) | arrow_columns(size))
+    return pa.table(columns)
+
+
+def plainly(value: Any) -> Any:
+    return json.loads(dump_json(value))
+
+
+@QUICK
+@given(arrow_tables(), st.booleans(), st.sampled_from([None, "lz4", "zstd"]), st.integers(1, 3))
+def test_any_table_as_arrow(table: pa.Table, streamed: bool, packing: str | None, chunk: int) -> None:
+    """As many rows, in order; cells as they were, or as JSON text where Parquet has no such type."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "in.arrow"
+        write = pa.ipc.new_stream if streamed else pa.ipc.new_file
+        with write(source, table.schema, options=pa.ipc.IpcWriteOptions(compression=packing, unify_dictionaries=True)) as writer:
+            writer.write_table(table, max_chunksize=chunk)
+        World().run(source, Path(folder) / "out.parquet", {"max_tokens": 1})
+        out = pq.read_table(Path(folder) / "out.parquet")
+        World().run(source, Path(folder) / "out.jsonl", {"max_tokens": 1})
+        lines = read_jsonl(Path(folder) / "out.jsonl")
+    assert out.column_names[: table.num_columns] == table.column_names
+    assert [row["generated_text"] for row in lines] == out["generated_text"].to_pylist()
+    for name in table.column_names:
+        cells = [cell for chunk in table[name].chunks for cell in python_values(chunk)]
+        stored = [cell for chunk in out[name].chunks for cell in python_values(chunk)]
+        if StoredField.of(table.schema.field(name)).as_json:
+            stored = [None if cell is None else json.loads(cell) for cell in stored]
+        assert plainly([row[name] for row in lines]) == plainly(cells)
+        same_unit = table.schema.field(name).type == out.schema.field(name).type
+        assert plainly(stored) == plainly(cells) or not same_unit  # Parquet has no seconds: they come back as milliseconds
+        assert [cell is None for cell in stored] == [cell is None for cell in cells]
 
 
 @QUICK
