@@ -139,7 +139,7 @@ class OutputFlags:
             "-o",
             "--output",
             "--output-file",
-            text="Result file, .jsonl or .parquet; - for stdout (else: <input>.out.…).",
+            text="Result file, .jsonl or .parquet, also s3:// and its like; - for stdout (else: <input>.out.…).",
             metavar="FILE",
         ),
     ] = None

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 @gathers_flags
 def plan(
     input: Annotated[  # noqa: A002
-        str | None, typer.Argument(metavar="INPUT", help="Prompts: .jsonl, .parquet or .txt; - for JSONL on stdin.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="INPUT",
+            help="Prompts: .jsonl, .csv, .txt (also .gz, .zst), .parquet, .arrow; a folder, a 'pattern*', s3:// and its like, hf://; "
+            "- for JSONL on stdin.",
+            show_default=False,
+        ),
     ] = None,
     input_file: Annotated[str | None, typer.Option("-i", "--input-file", hidden=True)] = None,
     input_flags: InputFlags = InputFlags(),

@@ -15,7 +15,13 @@ from batchinfer.cli.settings import engine_config, input_options, output_options
 @gathers_flags
 def run(
     input: Annotated[  # noqa: A002
-        str | None, typer.Argument(metavar="INPUT", help="Prompts: .jsonl, .parquet or .txt; - for JSONL on stdin.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="INPUT",
+            help="Prompts: .jsonl, .csv, .txt (also .gz, .zst), .parquet, .arrow; a folder, a 'pattern*', s3:// and its like, hf://; "
+            "- for JSONL on stdin.",
+            show_default=False,
+        ),
     ] = None,
     input_file: Annotated[str | None, typer.Option("-i", "--input-file", hidden=True)] = None,
     dry_run: Annotated[
@@ -36,6 +42,7 @@ def run(
 
     batchinfer run prompts.jsonl
     batchinfer run prompts.parquet -o answers.parquet --max-tokens 256
+    batchinfer run 'data/**/*.csv.gz' --prompt-column text -o s3://bucket/answers.jsonl
 
     Exit codes: 0 all rows fine, 1 could not do the job, 2 wrong usage or settings, 3 finished and some rows failed, 130 interrupted.
     """

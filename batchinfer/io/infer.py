@@ -13,6 +13,8 @@ BOOL, INT, WIDE_INT, FLOAT, TEXT = "bool", "int", "wide int", "float", "text"
 EXACT_INT = 2**53  # larger integers have no exact float beside them
 MAX_FIELDS = 256  # an object with more keys than this is a dictionary, not a record
 MAX_DEPTH = 16
+MAX_COLUMNS = 4096  # keys that differ from row to row are data, not columns
+OTHER_COLUMNS = "other_columns"
 ARROW = {BOOL: pa.bool_(), INT: pa.int64(), WIDE_INT: pa.int64(), FLOAT: pa.float64(), TEXT: pa.string()}
 MEETING = {frozenset((INT, WIDE_INT)): WIDE_INT, frozenset((INT, FLOAT)): FLOAT}
 
@@ -105,6 +107,7 @@ class ColumnTypes:
     """Types of all columns of a JSONL file, in order of first appearance."""
 
     columns: dict[str, Observed | None] = field(default_factory=dict)  # None: mixed, JSON text
+    other: str | None = None  # the column for what is beyond the limit
 
     def add(self, values: dict[str, Any]) -> None:
         """Note one row."""
@@ -114,15 +117,32 @@ class ColumnTypes:
             if observed is None:
                 continue
             if observed is MISSING:
+                if len(columns) >= MAX_COLUMNS:
+                    self._overflow()
+                    continue
                 observed = columns[name] = Observed()
             try:
                 observed.add(value)
             except Mixed:
                 columns[name] = None
 
+    def _overflow(self) -> None:
+        if self.other is None:
+            self.other = OTHER_COLUMNS
+            while self.other in self.columns:
+                self.other += "_"
+            self.columns[self.other] = None
+
+    def folded(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The row with all that has no column of its own in one."""
+        if self.other is None:
+            return values
+        rest = {name: value for name, value in values.items() if name not in self.columns or name == self.other}
+        return {**values, self.other: rest or None}
+
     def keep_text(self) -> list[str]:
         """Take columns of mixed type for plain text, for a source that can give all their values as text; their names."""
-        mixed = [name for name, observed in self.columns.items() if observed is None]
+        mixed = [name for name, observed in self.columns.items() if observed is None and name != self.other]
         self.columns.update({name: Observed(scalar=TEXT) for name in mixed})
         return mixed
 

@@ -45,7 +45,7 @@ class Shard:
 class InputOptions:
     """Where rows come from and how they become prompts."""
 
-    input: str  # a file, a folder, or "-" for JSONL on stdin
+    input: str  # a file, a folder, a pattern, the address of one of these, or "-" for JSONL on stdin
     prompt_column: str | None = None
     messages_column: str | None = None
     id_column: str | None = None

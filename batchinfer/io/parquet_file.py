@@ -60,7 +60,7 @@ def _rows_at_once(group: pq.RowGroupMetaData, columns: set[str]) -> int:
     """Rows in a batch: fewer where cells are large."""
     chunks = [group.column(index) for index in range(group.num_columns)]
     size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns)
-    return max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(1, size)))
+    return int(max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(1, size))))
 
 
 def _explain(file: DataFile, error: BaseException) -> str:

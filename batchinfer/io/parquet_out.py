@@ -15,7 +15,7 @@ from batchinfer.io.join import RAW_COLUMN, Join
 from batchinfer.io.json_rows import raw_text
 from batchinfer.io.json_text import without_nan
 from batchinfer.io.line_source import LineSource
-from batchinfer.io.parquet_types import StoredField
+from batchinfer.io.parquet_types import StoredField, explain_unwritten
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import ERROR, METRICS, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOKEN_IDS, TOOL_CALLS, ResultColumns
@@ -66,8 +66,13 @@ def write_parquet(join: Join, file: BinaryIO) -> None:
 
 
 def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch], schema: pa.Schema) -> None:
-    if batches:
-        writer.write_table(pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches], schema))
+    if not batches:
+        return
+    table = pa.Table.from_batches([pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches], schema)
+    try:
+        writer.write_table(table)
+    except pa.ArrowException as error:
+        raise explain_unwritten(table, error) from None
 
 
 def _result_arrays(stored: list[PartialRow], columns: ResultColumns) -> list[pa.Array]:
@@ -105,7 +110,7 @@ def _from_lines(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     def batches() -> Iterator[pa.RecordBatch]:
         rows = join.line_rows()
         while chunk := list(_by_bytes(islice(rows, BATCH_ROWS))):
-            cells = [_cells(join, row) for row, _ in chunk]
+            cells = [types.folded(_cells(join, row)) for row, _ in chunk]
             arrays = [types.array(name, [item.get(name) for item in cells]) for name in types.columns]
             arrays += _result_arrays([stored for _, stored in chunk], join.columns)
             yield pa.RecordBatch.from_arrays(arrays, names=[*schema.names, *join.columns.names])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from batchinfer.errors import OutputError
 from batchinfer.io.arrow_cells import LISTS, decoded, decoded_type, python_values
 from batchinfer.io.json_text import dump_json, encode_json
 
@@ -34,7 +35,29 @@ class StoredField:
         if self.as_json:
             cells = [None if value is None else encode_json(dump_json(value)).decode() for value in python_values(column)]
             return pa.array(cells, pa.string())
-        return column if column.type == self.field.type else decoded(column)
+        if column.type != self.field.type:
+            return decoded(column)
+        return _without_coded_nulls(column) if pa.types.is_dictionary(column.type) and column.dictionary.null_count else column
+
+
+def _without_coded_nulls(column: pa.Array) -> pa.Array:
+    """The same cells, nulls among the indices rather than in the dictionary, where Parquet has no place for them."""
+    kind, coded = column.type, decoded(column).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(coded.indices.cast(kind.index_type), coded.dictionary.cast(kind.value_type), ordered=kind.ordered)
+
+
+def explain_unwritten(table: pa.Table, error: Exception) -> OutputError:
+    """The error for people: the column that cannot be written, and the way out."""
+    first = str(error).splitlines()[0]
+    for field, column in zip(table.schema, table.columns, strict=True):
+        try:
+            pq.write_table(pa.table({field.name: column}), io.BytesIO())
+        except (pa.ArrowException, OSError):
+            return OutputError(
+                f"the column {field.name!r} ({field.type}) cannot be written as Parquet: {first}; nothing finished is lost: "
+                f"run the same command with --drop-columns {field.name}"
+            )
+    return OutputError(f"the table cannot be written as Parquet: {first}; nothing finished is lost")
 
 
 def _is_kept(kind: pa.DataType) -> bool:

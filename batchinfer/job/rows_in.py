@@ -36,7 +36,9 @@ ID_COLUMNS = ("custom_id", "id")
 def find_input(options: InputOptions, output: str | None = None) -> InputFiles:
     """The files that a job reads; columns that can hold a prompt are text in all of them."""
     columns = Columns.of(options)
-    return find_files(options.input, output, tuple(name for name in (columns.prompt, columns.messages, columns.token_ids) if name is not None))
+    return find_files(
+        options.input, output, tuple(name for name in (columns.prompt, columns.messages, columns.token_ids) if name is not None)
+    )
 
 
 @dataclass(slots=True)
