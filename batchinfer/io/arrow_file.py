@@ -34,8 +34,8 @@ class ArrowTable:
                 self.schema: pa.Schema = reader.schema
                 self.num_rows: int = sum(batch.num_rows for batch in reader)
             else:
-                table = pa.ipc.open_file(source)
-                self.schema, self.num_rows = table.schema, table.count_rows()
+                self.schema = pa.ipc.open_file(source).schema
+                self.num_rows = sum(batch.num_rows for batch in self._record_batches(source, [0] if len(self.schema) else []))
 
     def batches(self, start: int, stop: int, columns: list[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield (row in the file, batch) for rows `start` to `stop`."""

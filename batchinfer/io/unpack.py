@@ -17,8 +17,7 @@ DAMAGE = (EOFError, zlib.error, OSError)  # what unpacking raises for bytes that
 
 def unpacked(file: BinaryIO) -> BinaryIO:
     """The file itself, or what its packing holds; the first bytes decide."""
-    head = file.read(4)
-    file.seek(0)
+    head = cast(io.BufferedReader, file).peek(4)[:4]  # not by seeking: a pipe cannot
     if head.startswith(GZIP_MAGIC):
         return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)), BUFFER_BYTES)
     if head == ZSTD_MAGIC:

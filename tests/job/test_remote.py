@@ -216,6 +216,23 @@ def test_the_hub_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         World().run("hf://datasets/org/name/a.jsonl")
 
 
+def test_the_hubs_file_system_is_read_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own is built upon fsspec; another one of that family stands in for it."""
+    import fsspec
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr("batchinfer.io.remote._hub", lambda: PyFileSystem(FSSpecHandler(memory)))
+    pq.write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / "a.parquet")
+    memory.pipe_file("/datasets/org/name/data/b.parquet", (tmp_path / "a.parquet").read_bytes())
+    memory.pipe_file("/datasets/org/name/data/a.jsonl.gz", gzip.compress(LINES))
+    World().run("hf://datasets/org/name/data/a.jsonl.gz", tmp_path / "out.jsonl")
+    assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == list(range(20))
+    World().run("hf://datasets/org/name/**/*.parquet", tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet")["prompt"].to_pylist() == ["a", "b"]
+    memory.rm("/datasets", recursive=True)
+
+
 @pytest.mark.parametrize(
     ("pattern", "fits", "does_not"),
     [
