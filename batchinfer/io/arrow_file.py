@@ -47,7 +47,7 @@ class ArrowTable:
         with self._explained(), self._opened() as source:
             for whole in self._record_batches(source, indices):
                 low, high = max(first, start), min(first + whole.num_rows, stop)
-                rows = max(1, min(BATCH_ROWS, BATCH_BYTES * max(1, whole.num_rows) // max(1, whole.nbytes)))
+                rows = max(1, min(BATCH_ROWS, BATCH_BYTES * max(1, whole.num_rows) // max(1, whole.get_total_buffer_size())))
                 for at in range(low, high, rows):
                     yield at, whole.slice(at - first, min(rows, high - at)).select(columns)
                 first += whole.num_rows
