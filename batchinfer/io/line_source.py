@@ -52,11 +52,14 @@ class LineSource:
         position = 0
         self._bytes_before = 0
         for (file, name), size in zip(self._named(), self._sizes, strict=True):
+            key: bytes | None = None
             for line, raw, whole in self._format.records(self._lines(file), name):
                 if stop is not None and position >= stop:
                     return
                 if position >= start:
-                    row = InputRow(position, line, name, raw, key=self._format.key(name))
+                    if key is None:
+                        key = self._format.key(name)
+                    row = InputRow(position, line, name, raw, key=key)
                     if whole > MAX_LINE_BYTES:
                         _refuse_long(row, whole)
                     yield row

@@ -37,6 +37,11 @@ class StoredField:
             return pa.array(cells, pa.string())
         if column.type != self.field.type:
             return decoded(column)
+        if pa.types.is_timestamp(column.type) and column.type.unit == "s":  # Parquet has no seconds; some versions let these overflow
+            try:
+                column.cast(pa.timestamp("ms", column.type.tz))
+            except pa.ArrowException as error:
+                raise _unwritten(self.field, error) from None
         return _without_coded_nulls(column) if pa.types.is_dictionary(column.type) and column.dictionary.null_count else column
 
 
@@ -48,16 +53,19 @@ def _without_coded_nulls(column: pa.Array) -> pa.Array:
 
 def explain_unwritten(table: pa.Table, error: Exception) -> OutputError:
     """The error for people: the column that cannot be written, and the way out."""
-    first = str(error).splitlines()[0]
     for field, column in zip(table.schema, table.columns, strict=True):
         try:
             pq.write_table(pa.table({field.name: column}), io.BytesIO())
         except (pa.ArrowException, OSError):
-            return OutputError(
-                f"the column {field.name!r} ({field.type}) cannot be written as Parquet: {first}; nothing finished is lost: "
-                f"run the same command with --drop-columns {field.name}"
-            )
-    return OutputError(f"the table cannot be written as Parquet: {first}; nothing finished is lost")
+            return _unwritten(field, error)
+    return OutputError(f"the table cannot be written as Parquet: {str(error).splitlines()[0]}; nothing finished is lost")
+
+
+def _unwritten(field: pa.Field, error: Exception) -> OutputError:
+    return OutputError(
+        f"the column {field.name!r} ({field.type}) cannot be written as Parquet: {str(error).splitlines()[0]}; nothing finished is lost: "
+        f"run the same command with --drop-columns {field.name}"
+    )
 
 
 def _is_kept(kind: pa.DataType) -> bool:
