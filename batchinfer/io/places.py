@@ -64,6 +64,12 @@ class Places:
         """What came from stdin."""
         return self._beside(".stdin")
 
+    def tidy(self) -> None:
+        """Remove the working files of a job that has no result."""
+        if not (self.partial.exists() and self.partial.stat().st_size):
+            for path in (self.partial, self.manifest, self.spool):
+                path.unlink(missing_ok=True)
+
     def remove_temporaries(self) -> None:
         """Remove files that a process leaves when it ends in the middle of writing them, and its lock."""
         errors = self.output.with_name(self.output.stem + ".errors.jsonl")

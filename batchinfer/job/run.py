@@ -311,10 +311,8 @@ class Job:
         self._tidy()
 
     def _tidy(self) -> None:
-        places = self._places
-        if places is not None and not (places.partial.exists() and places.partial.stat().st_size):
-            for path in (places.partial, places.manifest, places.spool):
-                path.unlink(missing_ok=True)
+        if self._places is not None:
+            self._places.tidy()
 
     def told(self, signum: int) -> None:
         """A signal was not obeyed in time, or came twice: end the process, from whatever thread this is."""
