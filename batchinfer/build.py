@@ -78,6 +78,7 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
     from batchinfer.build_editors import choose_editors
     from batchinfer.engine import Engine
     from batchinfer.runtime.data_plane import both
+    from batchinfer.runtime.head import Shaping
 
     config = settled(config)
     if config.threads is not None:
@@ -90,7 +91,7 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
         limits, pool = engine_limits(config, model, target, need, draft)
         rows = row_parts(vocabulary, limits)
         editors = choose_editors(model, rows)
-        ground = Ground(rows.table, vocabulary, editors, limits.num_blocks, limits.block_size)
+        ground = Ground(rows.table, vocabulary, Shaping(editors, rows.scores), limits.num_blocks, limits.block_size)
         control = control_plane(config, limits, rows, choose_speculation(config, model, draft, limits, ground), editors)
         data = _fake_plane(ground, target) if parts is None else data_plane(config, model, target, parts, ground)
     except MemoryError as err:

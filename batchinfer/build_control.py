@@ -13,6 +13,7 @@ from batchinfer.core.batching import ContinuousBatching, StaticBatches
 from batchinfer.core.block_pool import BlockPool, KVPool
 from batchinfer.core.contiguous import ContiguousPool
 from batchinfer.core.drafts import NO_SPECULATION, Speculation
+from batchinfer.core.logprobs import RowScores
 from batchinfer.core.memory import KVMemory, Lifecycle
 from batchinfer.core.order import ArrivalQueue, GroupedQueue
 from batchinfer.core.prefix_cache import NoPrefixCache, PrefixCache, TriePrefixCache
@@ -76,13 +77,14 @@ class RowParts:
 
     table: SequenceTable
     stopper: StopChecker
+    scores: RowScores
 
 
 def row_parts(vocabulary: Vocabulary, limits: EngineLimits) -> RowParts:
     """Columns for as many and as long rows as the engine holds."""
     longest = min(limits.max_model_len, limits.pool_tokens + 1)
     table = SequenceTable(limits.max_num_seqs, longest, -(-longest // limits.block_size))
-    return RowParts(table, StopChecker(table, vocabulary))
+    return RowParts(table, StopChecker(table, vocabulary), RowScores(table))
 
 
 def control_plane(
@@ -98,7 +100,7 @@ def control_plane(
     batching = ContinuousBatching() if config.continuous_batching else StaticBatches()
     turns = TakeTurns(table, pool.num_blocks - 1, limits.block_size)
     whole = WholePrompts() if config.kv_cache else turns
-    listeners = (stopper, batching, turns, *guessing.listeners, *followers)
+    listeners = (stopper, batching, turns, rows.scores, *guessing.listeners, *followers)
     memory = KVMemory(table, pool, prefix, limits.block_size, config.seed, listeners)
     memory.lookahead = guessing.lookahead
     held = ForecastRoom if config.kv_cache else NothingHeld
@@ -107,7 +109,7 @@ def control_plane(
     )
     queue = ArrivalQueue() if config.order == "arrival" else GroupedQueue()
     scheduler = Scheduler(memory, queue, Budget(limits.max_num_seqs, limits.max_num_batched_tokens), policies)
-    return ControlPlane(scheduler, memory, stopper, guessing.drafter, _retention(config, memory), guessing.clear)
+    return ControlPlane(scheduler, memory, stopper, guessing.drafter, _retention(config, memory), rows.scores, guessing.clear)
 
 
 def _pool_and_cache(config: EngineConfig, limits: EngineLimits) -> tuple[KVPool, PrefixCache]:

@@ -79,10 +79,12 @@ def _length(config: EngineConfig, model: ModelHandle) -> DraftLength:
 def _with_draft_model(config: EngineConfig, model: ModelHandle, draft: ModelHandle, limits: EngineLimits, ground: Ground) -> Speculation:
     """The draft model obeys the same edits of its logits: what the model may not say is no guess."""
     from batchinfer.runtime.draft_model import DraftModelProposer
+    from batchinfer.runtime.head import Shaping
 
     fixed = config.num_speculative_tokens
     depth: DraftDepth = FixedDepth(fixed) if fixed else AdaptiveDepth(step_cost(config, model), step_cost(config, draft), MOST_ADAPTIVE)
     target = compute_target(config, draft)
-    plane = data_plane(config, draft, target, load_weights(draft, target), ground)
+    guessing = replace(ground, shaping=Shaping(ground.shaping.editors))  # nobody asks how likely a guess is
+    plane = data_plane(config, draft, target, load_weights(draft, target), guessing)
     proposer = DraftModelProposer(ground.table, plane, limits.block_size, limits.max_num_batched_tokens, depth)
     return Speculation(proposer, (proposer, proposer.acceptance), depth.most, plane.clear)

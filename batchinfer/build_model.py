@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from batchinfer.runtime.calibration import Subject
     from batchinfer.runtime.data_plane import DataPlane
     from batchinfer.runtime.device import ComputeTarget
-    from batchinfer.runtime.logits import Editor
+    from batchinfer.runtime.head import Shaping
 
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
 CUDA_DEFAULTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 32}
@@ -166,11 +166,11 @@ def kv_bytes_per_token(kv_dtype: str, model: ModelConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a data plane stands on: the rows, what changes their logits, and the blocks that hold their keys and values."""
+    """What a data plane stands on: the rows, what is done with their logits, and the blocks that hold their keys and values."""
 
     table: SequenceTable
     vocabulary: Vocabulary
-    editors: tuple[Editor, ...]
+    shaping: Shaping
     num_blocks: int
     block_size: int
 
@@ -191,9 +191,9 @@ def data_plane(config: EngineConfig, model: ModelHandle, target: ComputeTarget, 
     attention, choice = choose_attention(kv, target)
     sampler, sampling = choose_sampler(target, ground.vocabulary.size)
     return DataPlane(
-        batcher=RaggedBatchBuilder(ground.table, ground.block_size, target.device),
+        batcher=RaggedBatchBuilder(ground.table, ground.block_size, target.device, ground.shaping.scores),
         runner=EagerRunner(decoder, attention),
-        head=GenerateHead(lm_head, ground.table, ground.vocabulary.size, ground.editors, sampler),
+        head=GenerateHead(lm_head, ground.table, ground.vocabulary.size, ground.shaping, sampler),
         clear=kv.clear,
         choices=(choice, sampling),
     )

@@ -11,7 +11,9 @@ import numpy as np
 
 from batchinfer.core.accounting import SpanRows, StepTimes, StepWork, count_step, shape_of
 from batchinfer.core.admission import EngineLimits, admissible, token_limit
+from batchinfer.core.choices import ChoiceGroups
 from batchinfer.core.drafts import DraftProposer, clear_nothing
+from batchinfer.core.logprobs import RowScores
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.plan import Drafts, Plan, StepResult
 from batchinfer.core.request import Request, Result, SamplingParams
@@ -37,6 +39,7 @@ class ControlPlane:
     stopper: StopChecker
     drafter: DraftProposer
     retention: Retention
+    scores: RowScores
     clear: Callable[[np.ndarray], None] = clear_nothing  # of what the proposer keeps in blocks that hold damage
 
 
@@ -61,6 +64,7 @@ class Engine:
         self.stopper = control.stopper
         self.drafter = control.drafter
         self.retention = control.retention
+        self.scores = control.scores
         self.batcher = device.batcher
         self.runner = device.runner
         self.head = device.head
@@ -75,6 +79,7 @@ class Engine:
         self._vocabulary = vocabulary
         self._window = max(2 * limits.max_num_seqs, 512)
         self._next_id = 0
+        self._groups = ChoiceGroups()
         self._checked: SamplingParams | None = None
 
     @property
@@ -132,8 +137,11 @@ class Engine:
             self._checked = request.params.check()
         request = admissible(request, self.limits, self._vocabulary.size)
         limit, clipped = token_limit(request, self.limits)
-        self.scheduler.queue.push(Sequence(self._next_id, request, limit, clipped))
-        self._next_id += 1
+        seqs = [Sequence(self._next_id + choice, request, limit, clipped, choice) for choice in range(request.params.n)]
+        self._next_id += len(seqs)
+        self._groups.add(seqs)
+        for seq in seqs:
+            self.scheduler.queue.push(seq)
 
     def abort(self) -> None:
         """Drop every unfinished row and give all memory back."""
@@ -141,6 +149,8 @@ class Engine:
         self.memory.release(slots)
         for _ in self.scheduler.queue.take():
             pass
+        self.scores.clear()
+        self._groups.clear()
 
     def retire(self, plan: Plan, result: StepResult) -> tuple[list[Result], np.ndarray]:
         """The one place where rows change because of the model: append, stop, publish, release.
@@ -162,7 +172,7 @@ class Engine:
         if not len(ended):
             return [], emitted
         slots = sampling[ended]
-        finished = [self._finish(int(slot), int(code)) for slot, code in zip(slots, verdict[ended], strict=True)]
+        finished = [result for slot, code in zip(slots, verdict[ended], strict=True) for result in self._finish(int(slot), int(code))]
         self.memory.release(slots)
         return finished, emitted
 
@@ -182,11 +192,13 @@ class Engine:
     def _fail(self, plan: Plan, result: StepResult) -> tuple[list[Result], np.ndarray]:
         """End the rows that cannot go on, clear what they wrote, and retire the others that were computed."""
         failed = np.array(list(result.failures), np.int32)
-        results = []
+        results: list[Result] = []
         for slot, error in result.failures.items():
             seq = self.memory.table.sequences[slot]
             assert seq is not None
-            results.append(Result(seq.request.row, num_prompt_tokens=len(seq.request.prompt_ids), error=error))
+            self.scores.finish(seq, 0)
+            failed_row = Result(seq.request.row, num_prompt_tokens=len(seq.request.prompt_ids), error=error)
+            results += self._groups.ended(seq, failed_row)
         stay = ~np.isin(plan.slots, [*result.failures, *result.postponed])
         rest = result.part(stay[plan.samples])
         if len(failed):
@@ -197,7 +209,7 @@ class Engine:
         emitted[stay] = added
         return results + finished, emitted
 
-    def _finish(self, slot: int, code: int) -> Result:
+    def _finish(self, slot: int, code: int) -> list[Result]:
         seq = self.memory.table.sequences[slot]
         assert seq is not None
         output_ids = self.memory.table.output_of(slot)
@@ -209,7 +221,8 @@ class Engine:
         stats.clipped_rows += cut
         if not seq.request.params.ignore_eos:
             self.scheduler.forecast.finished(len(output_ids))
-        return Result(
+        logprobs, prompt_logprobs = self.scores.finish(seq, len(output_ids))
+        result = Result(
             row=seq.request.row,
             text=self.stopper.text(seq, output_ids, reason),
             finish_reason=reason,
@@ -218,7 +231,11 @@ class Engine:
             num_cached_tokens=seq.num_cached,
             num_preemptions=seq.num_preemptions,
             clipped=cut,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            prompt_ids=None if prompt_logprobs is None else seq.request.prompt_ids,
         )
+        return self._groups.ended(seq, result)
 
     def _run(self, source: Iterator[Request | Result | None]) -> Iterator[Result]:
         exhausted = False

@@ -95,7 +95,7 @@ class LLM:
             raise ValueError(f"{len(params)} SamplingParams for {len(rows)} prompts; give one for all, or one each")
         requests = [self._request(row, prompt, encode, params) for row, prompt in enumerate(rows)]
         if self._engine is None:
-            lengths = [len(r.prompt_ids) + r.params.max_tokens for r in requests if isinstance(r, Request)]
+            lengths = [len(r.prompt_ids) + r.params.max_tokens for r in requests if isinstance(r, Request) for _ in range(r.params.n)]
             self._engine = build_engine(self._config, self._model, JobNeed.of(self._config, self._model, lengths))
         found: list[Result | None] = [None] * len(rows)
         with tqdm(total=len(rows), unit="row", disable=not progress) as bar:

@@ -14,7 +14,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from batchinfer.cli.settings_file import apply_settings_file
-from batchinfer.errors import ConfigError, InputError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FEATURES = "Features, one by one"
@@ -55,55 +54,58 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _option(panel: str, *names: str, text: str, **more: Any) -> Any:
+def option(panel: str, *names: str, text: str, **more: Any) -> Any:
+    """A flag in one of the help's groups."""
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
-def _switch(panel: str, *names: str, text: str, **more: Any) -> Any:
-    return _option(panel, *names, text=text, metavar=" ", **more)
+def switch(panel: str, *names: str, text: str, **more: Any) -> Any:
+    """A flag that is on or off."""
+    return option(panel, *names, text=text, metavar=" ", **more)
 
 
-def _count(panel: str, *names: str, text: str) -> Any:
-    return _option(panel, *names, text=text, parser=parse_count, metavar="N")
+def count(panel: str, *names: str, text: str) -> Any:
+    """A flag that takes a whole number."""
+    return option(panel, *names, text=text, parser=parse_count, metavar="N")
 
 
 def _feature(name: str, text: str) -> Any:
-    return _switch(FEATURES, f"--{name}/--no-{name}", text=text)
+    return switch(FEATURES, f"--{name}/--no-{name}", text=text)
 
 
 @dataclass(frozen=True)
 class InputFlags:
     """Which rows, and where in a row the prompt stands."""
 
-    limit: Annotated[int | None, _count("Input", "--limit", "--max-examples", text="Take only the first N rows (after --offset).")] = None
-    offset: Annotated[int | None, _count("Input", "--offset", text="Leave out the first N rows.")] = None
+    limit: Annotated[int | None, count("Input", "--limit", "--max-examples", text="Take only the first N rows (after --offset).")] = None
+    offset: Annotated[int | None, count("Input", "--offset", text="Leave out the first N rows.")] = None
     shard: Annotated[
         str | None,
-        _option(
+        option(
             "Input", "--shard", text="Take part I of N equal parts of these rows; results laid end to end are one job's.", metavar="I/N"
         ),
     ] = None
-    prompt_column: Annotated[str | None, _option("Input", "--prompt-column", text="Column that holds the prompt (else: prompt).")] = None
+    prompt_column: Annotated[str | None, option("Input", "--prompt-column", text="Column that holds the prompt (else: prompt).")] = None
     messages_column: Annotated[
-        str | None, _option("Input", "--messages-column", text="Column that holds chat messages (else: messages).")
+        str | None, option("Input", "--messages-column", text="Column that holds chat messages (else: messages).")
     ] = None
-    id_column: Annotated[str | None, _option("Input", "--id-column", text="Column that names a row (else: custom_id, id, row number).")] = (
+    id_column: Annotated[str | None, option("Input", "--id-column", text="Column that names a row (else: custom_id, id, row number).")] = (
         None
     )
     system_prompt: Annotated[
-        str | None, _option("Input", "--system-prompt", text="Put a system message with this text first; a row's own wins.")
+        str | None, option("Input", "--system-prompt", text="Put a system message with this text first; a row's own wins.")
     ] = None
     chat: Annotated[
         bool | None,
-        _switch("Input", "--chat/--no-chat", text="Wrap prompts as chat messages, or send them raw (else: as the model has a template)."),
+        switch("Input", "--chat/--no-chat", text="Wrap prompts as chat messages, or send them raw (else: as the model has a template)."),
     ] = None
     prompt_template: Annotated[
         str | None,
-        _option("Input", "--prompt-template", text="Build each prompt from columns: Jinja text or @file, such as 'Translate: {{ text }}'."),
+        option("Input", "--prompt-template", text="Build each prompt from columns: Jinja text or @file, such as 'Translate: {{ text }}'."),
     ] = None
     chat_template_kwargs: Annotated[
         str | None,
-        _option(
+        option(
             "Input",
             "--chat-template-kwargs",
             text="Variables for the chat template, as JSON or @file, such as '{\"enable_thinking\": false}'.",
@@ -111,21 +113,21 @@ class InputFlags:
         ),
     ] = None
     tools: Annotated[
-        str | None, _option("Input", "--tools", text="Tool definitions for every chat, as a JSON list or @file.", metavar="JSON")
+        str | None, option("Input", "--tools", text="Tool definitions for every chat, as a JSON list or @file.", metavar="JSON")
     ] = None
     row_params: Annotated[
-        bool, _switch("Input", "--row-params/--no-row-params", text="Take sampling parameters from columns of the same name (on).")
+        bool, switch("Input", "--row-params/--no-row-params", text="Take sampling parameters from columns of the same name (on).")
     ] = True
     on_too_long: Annotated[
         str | None,
-        _option(
+        option(
             "Input",
             "--on-too-long",
             text="A prompt longer than the context: error, skip, truncate-left, -right or -middle (error).",
             metavar="WHAT",
         ),
     ] = None
-    strict: Annotated[bool, _switch("Input", "--strict", text="End the job with exit code 1 at the first bad row.")] = False
+    strict: Annotated[bool, switch("Input", "--strict", text="End the job with exit code 1 at the first bad row.")] = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class OutputFlags:
 
     output: Annotated[
         str | None,
-        _option(
+        option(
             "Output",
             "-o",
             "--output",
@@ -143,37 +145,37 @@ class OutputFlags:
             metavar="FILE",
         ),
     ] = None
-    overwrite: Annotated[bool, _switch("Output", "--overwrite", text="Replace an output that is already there.")] = False
+    overwrite: Annotated[bool, switch("Output", "--overwrite", text="Replace an output that is already there.")] = False
     retry_errors: Annotated[
-        bool, _switch("Output", "--retry-errors", text="Run again only the rows that failed, also after the job has finished.")
+        bool, switch("Output", "--retry-errors", text="Run again only the rows that failed, also after the job has finished.")
     ] = False
     retry_truncated: Annotated[
         int | None,
-        _count(
+        count(
             "Output",
             "--retry-truncated",
             text="Run again the rows that max_tokens cut, with N instead, also after the job has finished.",
         ),
     ] = None
     metrics: Annotated[
-        bool, _switch("Output", "--metrics", text="Add a column of queue, prefill and decode seconds, cached tokens and preemptions.")
+        bool, switch("Output", "--metrics", text="Add a column of queue, prefill and decode seconds, cached tokens and preemptions.")
     ] = False
     reasoning_split: Annotated[
-        bool, _switch("Output", "--reasoning-split", text="Put what a model thinks between tags such as <think> into a column of its own.")
+        bool, switch("Output", "--reasoning-split", text="Put what a model thinks between tags such as <think> into a column of its own.")
     ] = False
     keep_columns: Annotated[
-        str | None, _option("Output", "--keep-columns", text="Input columns to carry over (else: all).", metavar="A,B")
+        str | None, option("Output", "--keep-columns", text="Input columns to carry over (else: all).", metavar="A,B")
     ] = None
-    drop_columns: Annotated[str | None, _option("Output", "--drop-columns", text="Input columns to leave out.", metavar="A,B")] = None
+    drop_columns: Annotated[str | None, option("Output", "--drop-columns", text="Input columns to leave out.", metavar="A,B")] = None
     output_prefix: Annotated[
-        str | None, _option("Output", "--output-prefix", text="Put this before the names of the columns that are added.")
+        str | None, option("Output", "--output-prefix", text="Put this before the names of the columns that are added.")
     ] = None
     generated_token_ids: Annotated[
-        bool, _switch("Output", "--generated-token-ids", text="Add a column with the ids of the generated tokens.")
+        bool, switch("Output", "--generated-token-ids", text="Add a column with the ids of the generated tokens.")
     ] = False
-    unordered: Annotated[bool, _switch("Output", "--unordered", text="With -o -, write rows as they finish, not in input order.")] = False
+    unordered: Annotated[bool, switch("Output", "--unordered", text="With -o -, write rows as they finish, not in input order.")] = False
     quiet: Annotated[
-        bool, _switch("Output", "-q", "--quiet", text="Print only warnings and the last line on stderr: N succeeded, M failed.")
+        bool, switch("Output", "-q", "--quiet", text="Print only warnings and the last line on stderr: N succeeded, M failed.")
     ] = False
 
 
@@ -181,80 +183,19 @@ class OutputFlags:
 class ModelFlags:
     """Which model, and in which arithmetic."""
 
-    model: Annotated[str, _option("Model", "-m", "--model", text="Folder, .gguf file, alias or hub id (else: smollm2-135m).")] = (
+    model: Annotated[str, option("Model", "-m", "--model", text="Folder, .gguf file, alias or hub id (else: smollm2-135m).")] = (
         "smollm2-135m"
     )
-    revision: Annotated[str | None, _option("Model", "--revision", text="Branch, tag or commit of a hub id.")] = None
-    dtype: Annotated[str, _option("Model", "--dtype", text="auto, bf16 (bfloat16) or float32 (fp32).", metavar="TYPE")] = "auto"
-    device: Annotated[str, _option("Model", "--device", text="auto, cpu or cuda.", metavar="DEVICE")] = "auto"
-    max_model_len: Annotated[int | None, _count("Model", "--max-model-len", text="Longest prompt plus output, in tokens.")] = None
+    revision: Annotated[str | None, option("Model", "--revision", text="Branch, tag or commit of a hub id.")] = None
+    dtype: Annotated[str, option("Model", "--dtype", text="auto, bf16 (bfloat16) or float32 (fp32).", metavar="TYPE")] = "auto"
+    device: Annotated[str, option("Model", "--device", text="auto, cpu or cuda.", metavar="DEVICE")] = "auto"
+    max_model_len: Annotated[int | None, count("Model", "--max-model-len", text="Longest prompt plus output, in tokens.")] = None
     quantization: Annotated[
         str,
-        _option(
+        option(
             "Model", "--quantization", text="Weights in fewer bits, CPU only: none, int8 (faster) or int4 (least memory).", metavar="TYPE"
         ),
     ] = "none"
-
-
-@dataclass(frozen=True)
-class SamplingFlags:
-    """Sampling for rows that do not say otherwise."""
-
-    max_tokens: Annotated[
-        int | None, _count("Sampling", "--max-tokens", "--max-new-tokens", text="Longest output of a row, in tokens (512).")
-    ] = None
-    temperature: Annotated[float | None, _option("Sampling", "--temperature", "--temp", text="0 takes the most likely token (0).")] = None
-    top_p: Annotated[float | None, _option("Sampling", "--top-p", text="Keep the likeliest tokens up to this probability (1).")] = None
-    top_k: Annotated[int | None, _count("Sampling", "--top-k", text="Keep the K likeliest tokens (0: all).")] = None
-    min_p: Annotated[float | None, _option("Sampling", "--min-p", text="Keep tokens at least this likely beside the best (0).")] = None
-    seed: Annotated[int, _option("Sampling", "--seed", text="Job seed; each row's own follows from it (0).", metavar="N")] = 0
-    stop: Annotated[list[str] | None, _option("Sampling", "--stop", text="End a row at this text; may be given again.", metavar="TEXT")] = (
-        None
-    )
-    stop_token_ids: Annotated[
-        str | None, _option("Sampling, rarely needed", "--stop-token-ids", text="End a row at these token ids.", metavar="ID,ID")
-    ] = None
-    include_stop_str_in_output: Annotated[
-        bool | None,
-        _switch("Sampling, rarely needed", "--include-stop-str-in-output/--no-include-stop-str-in-output", text="Keep the stop text."),
-    ] = None
-    stop_repetition: Annotated[
-        int | None,
-        _count(
-            "Sampling, rarely needed",
-            "--stop-repetition",
-            text="End a row whose last N tokens are one piece three times or more; finish reason repetition (0: off).",
-        ),
-    ] = None
-    min_tokens: Annotated[int | None, _count("Sampling, rarely needed", "--min-tokens", text="No end before this many tokens (0).")] = None
-    ignore_eos: Annotated[
-        bool | None, _switch("Sampling, rarely needed", "--ignore-eos/--no-ignore-eos", text="Go on after the end token.")
-    ] = None
-    skip_special_tokens: Annotated[
-        bool | None,
-        _switch(
-            "Sampling, rarely needed", "--skip-special-tokens/--no-skip-special-tokens", text="Leave special tokens out of the text (on)."
-        ),
-    ] = None
-
-    def values(self) -> dict[str, Any]:
-        """What was given, by parameter name, for `SamplingParams.updated`."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"}
-        if self.stop_token_ids is not None:
-            given["stop_token_ids"] = _id_list(self.stop_token_ids)
-        return {name: value for name, value in given.items() if value is not None and value != []}
-
-    def checked_values(self) -> dict[str, Any]:
-        """`values`, refused here when no row could use them."""
-        from batchinfer.core.request import SamplingParams
-
-        values = self.values()
-        try:
-            SamplingParams().updated(values)
-        except InputError as error:
-            flag = re.sub(r"^(\w+)=", lambda name: f"--{name[1].replace('_', '-')} ", str(error))
-            raise ConfigError(flag) from None
-        return values
 
 
 @dataclass(frozen=True)
@@ -263,33 +204,33 @@ class EngineFlags:
 
     max_num_seqs: Annotated[
         int | None,
-        _count("Engine", "--max-num-seqs", "--concurrency", text="Most rows in one batch; --concurrency is the same (else: chosen)."),
+        count("Engine", "--max-num-seqs", "--concurrency", text="Most rows in one batch; --concurrency is the same (else: chosen)."),
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, _count("Engine", "--max-num-batched-tokens", text="Most tokens in one step (else: chosen).")
+        int | None, count("Engine", "--max-num-batched-tokens", text="Most tokens in one step (else: chosen).")
     ] = None
     kv_cache_memory: Annotated[
-        int | None, _option("Engine", "--kv-cache-memory", text="Size of the KV pool, such as 2GiB.", parser=parse_size, metavar="SIZE")
+        int | None, option("Engine", "--kv-cache-memory", text="Size of the KV pool, such as 2GiB.", parser=parse_size, metavar="SIZE")
     ] = None
-    num_kv_blocks: Annotated[int | None, _count("Engine", "--num-kv-blocks", text="Size of the KV pool in blocks.")] = None
-    block_size: Annotated[int | None, _count("Engine", "--block-size", text="Tokens in a KV block (32).")] = None
+    num_kv_blocks: Annotated[int | None, count("Engine", "--num-kv-blocks", text="Size of the KV pool in blocks.")] = None
+    block_size: Annotated[int | None, count("Engine", "--block-size", text="Tokens in a KV block (32).")] = None
     kv_cache_dtype: Annotated[
-        str, _option("Engine", "--kv-cache-dtype", text="Keys and values: auto (as --dtype), bf16, float32 or int8.", metavar="TYPE")
+        str, option("Engine", "--kv-cache-dtype", text="Keys and values: auto (as --dtype), bf16, float32 or int8.", metavar="TYPE")
     ] = "auto"
     order: Annotated[
-        str, _option("Engine", "--order", text="auto (shared beginnings together, long rows first) or arrival.", metavar="ORDER")
+        str, option("Engine", "--order", text="auto (shared beginnings together, long rows first) or arrival.", metavar="ORDER")
     ] = "auto"
     speculative: Annotated[
         str,
-        _option(
+        option(
             "Engine",
             "--speculative",
             text="Guess tokens ahead and check several at once: ngram (from the row's own text), draft:MODEL or off (off).",
             metavar="HOW",
         ),
     ] = "off"
-    threads: Annotated[int | None, _count("Engine", "--threads", text="CPU threads (else: the cores this process may use).")] = None
-    fake_model: Annotated[bool, _switch("Engine", "--fake-model", text="Everything real but the forward pass.", hidden=True)] = False
+    threads: Annotated[int | None, count("Engine", "--threads", text="CPU threads (else: the cores this process may use).")] = None
+    fake_model: Annotated[bool, switch("Engine", "--fake-model", text="Everything real but the forward pass.", hidden=True)] = False
     kv_cache: Annotated[bool, _feature("kv-cache", "Keep keys and values from step to step (on).")] = True
     paged: Annotated[bool, _feature("paged", "KV in blocks as needed; off: room for --max-model-len per row (on).")] = True
     prefix_caching: Annotated[bool, _feature("prefix-caching", "Share the KV of equal beginnings (on).")] = True
@@ -297,10 +238,10 @@ class EngineFlags:
     chunked_prefill: Annotated[bool, _feature("chunked-prefill", "Spread long prompts over several steps (on).")] = True
     flash_attention: Annotated[bool, _feature("flash-attention", "Attend with the native kernel (on).")] = True
     enforce_eager: Annotated[
-        bool, _switch(FEATURES, "--enforce-eager", text="Operation by operation: no fused kernels, no native sampling, no CUDA graphs.")
+        bool, switch(FEATURES, "--enforce-eager", text="Operation by operation: no fused kernels, no native sampling, no CUDA graphs.")
     ] = False
     num_speculative_tokens: Annotated[
-        int | None, _count(FEATURES, "--num-speculative-tokens", text="Guess always so many tokens (else: as many as pay).")
+        int | None, count(FEATURES, "--num-speculative-tokens", text="Guess always so many tokens (else: as many as pay).")
     ] = None
 
 
@@ -366,13 +307,6 @@ def _flags_of(record: type[Any]) -> list[inspect.Parameter]:
         )
         for f in fields(record)
     ]
-
-
-def _id_list(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.replace(" ", "").split(",") if part]
-    except ValueError:
-        raise ConfigError(f"--stop-token-ids {text!r}: must be token ids with commas between, such as 2,30") from None
 
 
 def name_list(text: str | None) -> tuple[str, ...] | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchinfer.cli.flags import EngineFlags, GeneralFlags, InputFlags, ModelFlags, SamplingFlags, gathers_flags, parse_count
+from batchinfer.cli.flags import EngineFlags, GeneralFlags, InputFlags, ModelFlags, gathers_flags, parse_count
+from batchinfer.cli.sampling_flags import SamplingFlags
 from batchinfer.cli.settings import engine_config, input_options
 from batchinfer.cli.write_json import write_json
 from batchinfer.errors import ConfigError

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from batchinfer.cli.flags import EngineFlags, GeneralFlags, InputFlags, ModelFlags, OutputFlags, SamplingFlags, gathers_flags
+from batchinfer.cli.flags import EngineFlags, GeneralFlags, InputFlags, ModelFlags, OutputFlags, gathers_flags
 from batchinfer.cli.plan import PlanOptions, make_plan
+from batchinfer.cli.sampling_flags import SamplingFlags
 from batchinfer.cli.settings import engine_config, input_options, output_options
 
 

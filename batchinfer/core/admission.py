@@ -45,6 +45,11 @@ def admissible(request: Request, limits: EngineLimits, vocab_size: int) -> Reque
     stops = request.params.stop_token_ids
     if any(token_id >= vocab_size for token_id in stops):
         raise InputError(f"stop_token_ids {max(stops)} is outside the tokenizer's vocabulary of {vocab_size:,} ids", "invalid_parameter")
+    biased = [token_id for token_id, _ in request.params.logit_bias if token_id >= vocab_size]
+    if biased:
+        raise InputError(
+            f"logit_bias: token id {biased[0]} is outside the tokenizer's vocabulary of {vocab_size:,} ids", "invalid_parameter"
+        )
     if ids.dtype != np.int32 or not ids.flags.c_contiguous:
         return replace(request, prompt_ids=np.ascontiguousarray(ids, np.int32))
     return request

@@ -13,7 +13,7 @@ import numpy as np
 from batchinfer.core.block_pool import KVPool
 from batchinfer.core.plan import Join, Plan, Schedule
 from batchinfer.core.prefix_cache import PrefixCache, Probe
-from batchinfer.core.seeds import row_seed
+from batchinfer.core.seeds import choice_seed, row_seed
 from batchinfer.core.sequences import Sequence, SequenceTable
 from batchinfer.core.stats import RunStats
 
@@ -241,7 +241,7 @@ class KVMemory:
             self.prefix.withdraw(seq)
             self.pool.release(cached[::-1])
             return False
-        slot = table.admit(seq, row_seed(seq.request.params.seed, self._job_seed, seq.request.row))
+        slot = table.admit(seq, choice_seed(row_seed(seq.request.params.seed, self._job_seed, seq.request.row), seq.choice))
         table.block_table[slot, : len(cached)] = cached
         table.block_table[slot, len(cached) : len(cached) + fresh] = ids
         table.num_blocks[slot] = len(cached) + fresh

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from batchinfer.core.token_logprobs import TokenLogprobs
 from batchinfer.errors import InputError
 
 GREEDY_EPSILON = 1e-5  # temperatures below are greedy: dividing by less only adds rounding
@@ -17,6 +18,12 @@ MAX_COUNT = 2**31 - 1  # what a column of counts holds
 MAX_TEMPERATURE = 1e30  # uniform long before; float32 overflows at 3.4e38
 MAX_STOP_LENGTH = 4096
 MAX_REPETITION = 1024
+MAX_BAD_WORDS = 1024
+MAX_BIASES = 1024  # token ids in a row's `logit_bias`
+MOST_BIAS = 100.0  # OpenAI's bounds: 100 all but forces a token, -100 all but bans it
+MAX_PENALTY = 1e6
+MAX_CHOICES = 128  # of a row
+MAX_LOGPROBS = 100  # alternatives told of a token
 
 
 class FinishReason(StrEnum):
@@ -34,6 +41,10 @@ class SamplingParams:
 
     `seed` None means: derived from the job seed and the row's position. `max_tokens` is clipped to the context and
     the KV pool, and the row then ends with `length`. `top_k` 0 and -1, `top_p` 1, `min_p` 0 are off.
+
+    `repetition_penalty` looks at prompt and answer, `presence_penalty` and `frequency_penalty` at the answer alone.
+    `logit_bias` are pairs of token id and what is added to its logit. `logprobs` and `prompt_logprobs` are how many
+    alternatives are told beside each token of answer and prompt; None tells nothing.
     """
 
     max_tokens: int = 512
@@ -49,13 +60,25 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     stop_repetition: int = 0  # 0: off
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        """Take one stop string, or lists, as they are commonly written."""
+        """Take one stop string, lists, and a mapping of biases, as they are commonly written."""
         if isinstance(self.stop, str | list):
             object.__setattr__(self, "stop", _strings("stop", self.stop))
         if isinstance(self.stop_token_ids, list):
             object.__setattr__(self, "stop_token_ids", _integers("stop_token_ids", self.stop_token_ids))
+        if isinstance(self.bad_words, str | list):
+            object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
+        if isinstance(self.logit_bias, Mapping):
+            object.__setattr__(self, "logit_bias", _biases("logit_bias", self.logit_bias))
 
     @property
     def greedy(self) -> bool:
@@ -66,7 +89,7 @@ class SamplingParams:
         """Return self if every value has its type and range, else raise `InputError` naming the parameter and the value."""
         for name, parse in PARSERS.items():
             value = getattr(self, name)
-            if value is not None or name != "seed":
+            if value is not None or name not in MAY_BE_NONE:
                 parse(name, value)
         return self._in_range()
 
@@ -86,6 +109,26 @@ class SamplingParams:
             _require(0 < len(text) <= MAX_STOP_LENGTH, "stop", text[:40], f"strings of 1 to {MAX_STOP_LENGTH} characters")
         for token_id in self.stop_token_ids:
             _require(token_id >= 0, "stop_token_ids", token_id, "token ids of at least 0")
+        return self._wishes_in_range()
+
+    def _wishes_in_range(self) -> SamplingParams:
+        most = MAX_PENALTY
+        _require(
+            1 / most <= self.repetition_penalty <= most, "repetition_penalty", self.repetition_penalty, f"above 0, to {most:g} (1 is off)"
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "from -2 to 2 (0 is off)")
+        _require(len(self.logit_bias) <= MAX_BIASES, "logit_bias", f"{len(self.logit_bias)} tokens", f"at most {MAX_BIASES:,} tokens")
+        for token_id, _ in self.logit_bias:
+            _require(token_id >= 0, "logit_bias", token_id, "token ids of at least 0")
+        _require(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS:,} words")
+        for word in self.bad_words:
+            good = 0 < len(word) <= MAX_STOP_LENGTH and not any("\ud800" <= c <= "\udfff" for c in word)
+            _require(good, "bad_words", word[:40], f"Unicode texts of 1 to {MAX_STOP_LENGTH} characters")
+        _require(1 <= self.n <= MAX_CHOICES, "n", self.n, f"from 1 to {MAX_CHOICES}")
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(self, name)
+            _require(asked is None or 0 <= asked <= MAX_LOGPROBS, name, asked, f"from 0 (the token alone) to {MAX_LOGPROBS}")
         return self
 
     def updated(self, values: Mapping[str, Any]) -> SamplingParams:
@@ -95,11 +138,14 @@ class SamplingParams:
         parameter for a wrong type, a value out of range, an unknown name, or a parameter this version cannot honour.
         """
         given: dict[str, Any] = {}
+        beside: dict[str, Any] = {}
         for key, value in values.items():
             if value is None:
                 continue
             name = ALIASES.get(key, key)
-            if name in PARSERS:
+            if name in BESIDE:
+                beside[name] = value
+            elif name in PARSERS:
                 if name in given and name != key:
                     continue  # the parameter's own name wins over an alias beside it
                 given[name] = PARSERS[name](key, value)
@@ -110,7 +156,15 @@ class SamplingParams:
                     )
             else:
                 raise InputError(f"unknown parameter {key!r}; known: {', '.join(sorted(PARAMETER_NAMES))}", "unknown_parameter")
-        return replace(self, **given)._in_range() if given else self
+        if "top_logprobs" in beside:
+            given["logprobs"] = _with_alternatives(values.get("logprobs"), beside["top_logprobs"], given.get("logprobs", self.logprobs))
+        params = replace(self, **given)._in_range() if given else self
+        if "best_of" in beside and _integer("best_of", beside["best_of"]) != params.n:
+            raise InputError(
+                f"best_of={_show(beside['best_of'])} is not supported: every choice is given, so it can only equal n ({params.n})",
+                "unsupported_parameter",
+            )
+        return params
 
 
 def _require(good: bool, name: str, value: object, allowed: str) -> None:
@@ -163,7 +217,50 @@ def _integers(name: str, value: object) -> tuple[int, ...]:
     return tuple(_integer(name, item) for item in value)
 
 
-PARSERS = {
+def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
+    """Token ids, as JSON writes keys too, to amounts; a table's rows name every token of all rows, most with null."""
+    if isinstance(value, list | tuple):  # an Arrow map, or what was parsed before
+        if not all(isinstance(item, list | tuple) and len(item) == 2 for item in value):
+            raise _wrong_type(name, value, "an object of token ids and numbers")
+        value = dict(value)
+    if not isinstance(value, Mapping):
+        raise _wrong_type(name, value, "an object of token ids and numbers")
+    found: dict[int, float] = {}
+    for key, amount in value.items():
+        token_id = key
+        if isinstance(key, str):
+            if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+                raise _wrong_type(f"{name}'s key", key, "a token id")
+            token_id = int(key)
+        if amount is not None:
+            bias = _number(name, amount)
+            if bias != bias:
+                raise _wrong_type(name, amount, "a number")
+            found[_integer(f"{name}'s key", token_id)] = min(MOST_BIAS, max(-MOST_BIAS, bias))
+    return tuple(found.items())
+
+
+def _alternatives(name: str, value: object) -> int | None:
+    """True tells of the token alone, a number also of so many alternatives, false of nothing."""
+    if isinstance(value, bool):
+        return 0 if value else None
+    return _integer(name, value)
+
+
+def _with_alternatives(asked: object, top: object, logprobs: int | None) -> int | None:
+    """OpenAI's chat bodies say whether in `logprobs` and how many in `top_logprobs`."""
+    count = _integer("top_logprobs", top)
+    _require(0 <= count <= MAX_LOGPROBS, "top_logprobs", count, f"from 0 to {MAX_LOGPROBS}")
+    if count and asked is False:
+        raise InputError(f"top_logprobs={count} with logprobs=false: ask for logprobs, or leave top_logprobs out", "invalid_parameter")
+    if asked is None or isinstance(asked, bool):
+        return count if count else logprobs
+    if count and count != logprobs:
+        raise InputError(f"logprobs={asked} and top_logprobs={count} say two things; give one of them", "invalid_parameter")
+    return logprobs
+
+
+PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "max_tokens": _integer,
     "min_tokens": _integer,
     "temperature": _number,
@@ -177,6 +274,14 @@ PARSERS = {
     "ignore_eos": _boolean,
     "skip_special_tokens": _boolean,
     "stop_repetition": _integer,
+    "repetition_penalty": _number,
+    "presence_penalty": _number,
+    "frequency_penalty": _number,
+    "logit_bias": _biases,
+    "bad_words": _strings,
+    "n": _integer,
+    "logprobs": _alternatives,
+    "prompt_logprobs": _alternatives,
 }
 assert set(PARSERS) == {f.name for f in fields(SamplingParams)}
 
@@ -185,21 +290,13 @@ ALIASES = {"max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens"
 # Parameters of the field that this version cannot honour yet: a value that asks for nothing passes, others are the
 # row's error, by name.
 NOT_YET: dict[str, Callable[[Any], bool]] = {
-    "n": lambda v: v == 1 and not isinstance(v, bool),
-    "best_of": lambda v: v == 1 and not isinstance(v, bool),
-    "repetition_penalty": lambda v: v == 1,
-    "presence_penalty": lambda v: v == 0,
-    "frequency_penalty": lambda v: v == 0,
-    "logit_bias": lambda v: v == {},
-    "logprobs": lambda v: v is False,
-    "top_logprobs": lambda v: v == 0,
-    "prompt_logprobs": lambda v: v is False,
-    "bad_words": lambda v: v == [],
     "response_format": lambda v: isinstance(v, Mapping) and v.get("type") == "text",
     "structured_outputs": lambda v: v == {},
 }
 
-PARAMETER_NAMES = frozenset(PARSERS) | frozenset(ALIASES) | frozenset(NOT_YET)
+MAY_BE_NONE = frozenset({"seed", "logprobs", "prompt_logprobs"})
+BESIDE = frozenset({"top_logprobs", "best_of"})  # say something of another parameter
+PARAMETER_NAMES = frozenset(PARSERS) | frozenset(ALIASES) | frozenset(NOT_YET) | BESIDE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,9 +325,19 @@ class RowError:
         return cls(error.code, str(error))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """One of several answers to a row."""
+
+    text: str
+    finish_reason: FinishReason
+    token_ids: np.ndarray
+    logprobs: TokenLogprobs | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Result:
-    """One row's outcome: generated text and its accounting, or an error."""
+    """One row's outcome: generated text and its accounting, or an error. Of several answers, the first, and all in `choices`."""
 
     row: int
     text: str = ""
@@ -241,6 +348,15 @@ class Result:
     num_preemptions: int = 0
     clipped: bool = False  # `length` because context or pool were smaller than the row's max_tokens
     error: RowError | None = None
+    logprobs: TokenLogprobs | None = None  # of `token_ids`, where they were asked for
+    prompt_logprobs: TokenLogprobs | None = None  # of the prompt's tokens; the first has none
+    prompt_ids: np.ndarray | None = None  # beside `prompt_logprobs`
+    choices: tuple[Choice, ...] = ()  # all answers, where the row asked for several
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Of all answers."""
+        return sum(len(choice.token_ids) for choice in self.choices) if self.choices else len(self.token_ids)
 
     @classmethod
     def failed(cls, row: int, error: InputError, num_prompt_tokens: int = 0) -> Result:

@@ -16,6 +16,11 @@ def row_seed(given: int | None, job_seed: int, row: int) -> int:
     return _splitmix64((_splitmix64(job_seed & _MASK) + row) & _MASK)
 
 
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of a row's answers: the first has the row's own."""
+    return seed if choice == 0 else _splitmix64(seed ^ _splitmix64(choice))
+
+
 def _splitmix64(state: int) -> int:
     z = (state + 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

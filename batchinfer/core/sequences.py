@@ -24,6 +24,7 @@ class Sequence:
     request: Request
     limit: int  # total tokens at which it ends with `length`
     clipped: bool  # limit is smaller than prompt + max_tokens
+    choice: int = 0  # which of the row's answers it is
     slot: int = -1  # row of the columns while running
     output_ids: np.ndarray = field(default_factory=lambda: _NO_TOKENS)  # kept here only while not running
     num_cached: int = 0

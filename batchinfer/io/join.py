@@ -65,7 +65,7 @@ class Join:
     def carried(self, row: InputRow) -> dict[str, Any]:
         """The input columns that stand in the output; a row that could not be read is kept as `raw`."""
         self.source.parse(row)
-        if row.values is None or has_clash(row.values, self.columns.names):
+        if row.values is None or has_clash(row.values, self.columns.reserved):
             return {RAW_COLUMN: raw_text(row.raw)}
         if self.kept.all:
             return row.values

@@ -12,6 +12,17 @@ from batchinfer.io.durable import written_whole
 from batchinfer.io.join import RAW_COLUMN, Join
 from batchinfer.io.json_rows import raw_text
 from batchinfer.io.json_text import dump_json, encode_json
+from batchinfer.io.logprob_text import (
+    ALL_CALLS,
+    ALL_LOGPROBS,
+    ALL_REASONING,
+    LOGPROBS,
+    PROMPT_LOGPROBS,
+    REASONS,
+    TEXTS,
+    chat_logprobs,
+    text_logprobs,
+)
 from batchinfer.io.openai_rows import TEXT as TEXT_URL
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
@@ -21,6 +32,7 @@ CREATED = 0  # no clock: the same job gives the same bytes
 FINISH_REASONS = {"stop": "stop", "length": "length", "repetition": "stop"}
 
 REASONING_FIELD = "reasoning_content"  # the name that servers have made usual
+CHOICES, PROMPT_FIELD = "choices", "prompt_logprobs"  # a body's; the first also of rows that come from a finished output
 
 OUR_FAULTS = ("engine_", "internal_", "out_of_memory")  # codes of errors that the request is not to blame for
 
@@ -86,25 +98,40 @@ def _envelope(row: InputRow, stored: PartialRow, status: int, body: dict[str, An
 def _answer_record(row: InputRow, stored: PartialRow, fields: dict[str, Any], model: str) -> dict[str, Any]:
     assert row.values is not None
     is_text = row.values["url"] == TEXT_URL
-    choice: dict[str, Any] = {"index": 0}
-    if is_text:
-        choice["text"] = fields[TEXT]
-    else:
-        choice["message"] = _message(fields)
-    calls = bool(fields.get(TOOL_CALLS)) and fields[REASON] == "stop"
-    choice |= {"logprobs": None, "finish_reason": "tool_calls" if calls else FINISH_REASONS[fields[REASON]]}
     prompt, generated = fields[NUM_INPUT], fields[NUM_GENERATED]
     body = {
         "id": ("cmpl-" if is_text else "chatcmpl-") + _hash(row.position, stored.digest),
         "object": "text_completion" if is_text else "chat.completion",
         "created": CREATED,
         "model": model,
-        "choices": [choice],
+        "choices": fields.get(CHOICES) or _choices(fields, is_text),
         "usage": {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated},
     }
+    if PROMPT_LOGPROBS in fields:
+        body[PROMPT_FIELD] = fields[PROMPT_LOGPROBS]
     if fields.get(METRICS) is not None:
         body[METRICS] = fields[METRICS]
     return _envelope(row, stored, 200, body)
+
+
+def _choices(fields: dict[str, Any], is_text: bool) -> list[dict[str, Any]]:
+    several = fields.get(TEXTS)
+    parts = [fields] if several is None else [_part(fields, index) for index in range(len(several))]
+    choices = []
+    for index, part in enumerate(parts):
+        said = {"text": part[TEXT]} if is_text else {"message": _message(part)}
+        found = part.get(LOGPROBS)
+        logprobs = None if found is None else text_logprobs(found) if is_text else chat_logprobs(found)
+        calls = bool(part.get(TOOL_CALLS)) and part[REASON] == "stop"
+        reason = "tool_calls" if calls else FINISH_REASONS[part[REASON]]
+        choices.append({"index": index, **said, "logprobs": logprobs, "finish_reason": reason})
+    return choices
+
+
+def _part(fields: dict[str, Any], index: int) -> dict[str, Any]:
+    """One of several answers, under the names that an only one has."""
+    names = ((TEXT, TEXTS), (REASON, REASONS), (LOGPROBS, ALL_LOGPROBS), (TOOL_CALLS, ALL_CALLS), (REASONING, ALL_REASONING))
+    return {one: fields[of_all][index] for one, of_all in names if fields.get(of_all) is not None}
 
 
 def _message(fields: dict[str, Any]) -> dict[str, Any]:

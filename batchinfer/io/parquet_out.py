@@ -15,10 +15,11 @@ from batchinfer.io.join import RAW_COLUMN, Join
 from batchinfer.io.json_rows import raw_text
 from batchinfer.io.json_text import without_nan
 from batchinfer.io.line_source import LineSource
+from batchinfer.io.logprob_text import ALL_CALLS, ALL_LOGPROBS, ALL_REASONING, ASKED_NAMES, LOGPROBS, PROMPT_LOGPROBS, REASONS, TEXTS
 from batchinfer.io.parquet_types import StoredField, explain_unwritten
 from batchinfer.io.partial import PartialRow
 from batchinfer.io.record import InputRow
-from batchinfer.io.results import ERROR, METRICS, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOKEN_IDS, TOOL_CALLS, ResultColumns
+from batchinfer.io.results import ERROR, METRICS, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOKEN_IDS, TOOL_CALLS
 from batchinfer.io.table_source import TableSource
 
 ERROR_TYPE = pa.struct([pa.field("code", pa.string()), pa.field("message", pa.string())])
@@ -40,21 +41,39 @@ RESULT_TYPES = {
         ]
     ),
 }
+TOKEN_FIELDS = [
+    pa.field("token", pa.string()),
+    pa.field("token_id", pa.int32()),
+    pa.field("logprob", pa.float64()),
+    pa.field("bytes", pa.list_(pa.int32())),
+]
+TOKENS_TYPE = pa.list_(pa.struct([*TOKEN_FIELDS, pa.field("top", pa.list_(pa.struct(TOKEN_FIELDS)))]))
+RESULT_TYPES |= {
+    TEXTS: pa.list_(pa.string()),
+    REASONS: pa.list_(pa.string()),
+    LOGPROBS: TOKENS_TYPE,
+    ALL_LOGPROBS: pa.list_(TOKENS_TYPE),
+    PROMPT_LOGPROBS: TOKENS_TYPE,
+    ALL_CALLS: pa.list_(pa.list_(CALL_TYPE)),
+    ALL_REASONING: pa.list_(pa.string()),
+}
 BATCH_ROWS = 1024
 BATCH_BYTES = 16 << 20
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 64 << 20
 
 
-def result_fields(columns: ResultColumns) -> list[pa.Field]:
-    """The result columns' Arrow fields, in order."""
-    return [pa.field(columns.prefix + name, RESULT_TYPES[name]) for name in columns.plain_names]
+def result_names(join: Join) -> tuple[str, ...]:
+    """The result columns' names without the prefix, in order: also those that some row asked for."""
+    return (*join.columns.plain_names, *join.partial.members(ASKED_NAMES))
 
 
 def write_parquet(join: Join, file: BinaryIO) -> None:
     """Write the whole output table."""
-    carried, batches = _from_table(join) if isinstance(join.source, TableSource) else _from_lines(join)
-    schema = pa.schema([*carried, *result_fields(join.columns)], metadata=carried.metadata)
+    names = result_names(join)
+    carried, batches = _from_table(join, names) if isinstance(join.source, TableSource) else _from_lines(join, names)
+    added = [pa.field(join.columns.prefix + name, RESULT_TYPES[name]) for name in names]
+    schema = pa.schema([*carried, *added], metadata=carried.metadata)
     with pq.ParquetWriter(file, schema) as writer:
         held: list[pa.RecordBatch] = []
         for batch in batches:
@@ -75,12 +94,12 @@ def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch], schema
         raise explain_unwritten(table, error) from None
 
 
-def _result_arrays(stored: list[PartialRow], columns: ResultColumns) -> list[pa.Array]:
+def _result_arrays(stored: list[PartialRow], names: tuple[str, ...]) -> list[pa.Array]:
     fields = json.loads(b"[{" + b"},{".join([item.fragment for item in stored]) + b"}]") if stored else []
-    return [pa.array([item.get(name) for item in fields], RESULT_TYPES[name]) for name in columns.plain_names]
+    return [pa.array([item.get(name) for item in fields], RESULT_TYPES[name]) for name in names]
 
 
-def _from_table(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _from_table(join: Join, added: tuple[str, ...]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     source = join.source
     assert isinstance(source, TableSource)
     names = join.kept.names(source.schema.names)
@@ -91,13 +110,13 @@ def _from_table(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         for position, batch in source.tables(join.start, join.stop, names):
             stored = [join.result_of(position + offset) for offset in range(batch.num_rows)]
             carried = [field.array(column) for field, column in zip(stored_fields, batch.columns, strict=True)]
-            arrays = [*carried, *_result_arrays(stored, join.columns)]
-            yield pa.RecordBatch.from_arrays(arrays, names=[*names, *join.columns.names])
+            arrays = [*carried, *_result_arrays(stored, added)]
+            yield pa.RecordBatch.from_arrays(arrays, names=[*names, *(join.columns.prefix + name for name in added)])
 
     return schema, batches()
 
 
-def _from_lines(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _from_lines(join: Join, added: tuple[str, ...]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     types = ColumnTypes()
     for row in join.source.rows(*(join.typed or (join.start, join.stop))):
         types.add(_cells(join, row))
@@ -112,8 +131,8 @@ def _from_lines(join: Join) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         while chunk := list(_by_bytes(islice(rows, BATCH_ROWS))):
             cells = [types.folded(_cells(join, row)) for row, _ in chunk]
             arrays = [types.array(name, [item.get(name) for item in cells]) for name in types.columns]
-            arrays += _result_arrays([stored for _, stored in chunk], join.columns)
-            yield pa.RecordBatch.from_arrays(arrays, names=[*schema.names, *join.columns.names])
+            arrays += _result_arrays([stored for _, stored in chunk], added)
+            yield pa.RecordBatch.from_arrays(arrays, names=[*schema.names, *(join.columns.prefix + name for name in added)])
 
     return schema, batches()
 

@@ -10,7 +10,8 @@ from typing import Any
 from batchinfer.errors import OutputError
 from batchinfer.io.durable import written_whole
 from batchinfer.io.json_text import dump_json
-from batchinfer.io.openai_out import REASONING_FIELD, line_id
+from batchinfer.io.logprob_text import ASKED_NAMES, PROMPT_LOGPROBS
+from batchinfer.io.openai_out import CHOICES, PROMPT_FIELD, REASONING_FIELD, line_id
 from batchinfer.io.partial import encode_line
 from batchinfer.io.record import InputRow
 from batchinfer.io.results import ERROR, METRICS, NUM_GENERATED, NUM_INPUT, REASON, REASONING, TEXT, TOOL_CALLS, ResultColumns
@@ -63,6 +64,8 @@ def _answers(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     TOOL_CALLS: message.get("tool_calls"),
                     REASONING: message.get(REASONING_FIELD),
                     METRICS: body.get(METRICS),
+                    CHOICES: body[CHOICES],
+                    **({PROMPT_LOGPROBS: body[PROMPT_FIELD]} if PROMPT_FIELD in body else {}),
                 },
             )
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -72,8 +75,9 @@ def _answers(output: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _stored_fields(output: Path, columns: ResultColumns) -> Iterator[dict[str, Any]]:
     names = dict(zip(columns.plain_names, columns.names, strict=True))
     try:
-        for row in _table_rows(output, list(names.values())) if output.suffix.lower() == ".parquet" else _line_rows(output):
-            yield {plain: row[name] for plain, name in names.items()}
+        for row in _table_rows(output, list(columns.reserved)) if output.suffix.lower() == ".parquet" else _line_rows(output):
+            asked = {name: row[columns.prefix + name] for name in ASKED_NAMES if row.get(columns.prefix + name) is not None}
+            yield {plain: row[name] for plain, name in names.items()} | asked
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError(f"{output}: is not as it was written ({error}); --overwrite runs the job again") from None
 
@@ -90,7 +94,7 @@ def _table_rows(output: Path, names: list[str]) -> Iterator[dict[str, Any]]:
 
     try:
         with pq.ParquetFile(output) as file:
-            for batch in file.iter_batches(1024, columns=names):
+            for batch in file.iter_batches(1024, columns=[name for name in names if name in file.schema_arrow.names]):
                 yield from batch.to_pylist()
     except pa.ArrowException as error:
         raise ValueError(str(error).splitlines()[0]) from None

@@ -10,6 +10,7 @@ from typing import Any
 from batchinfer.core.request import FinishReason, Result
 from batchinfer.io.answers import Answer
 from batchinfer.io.json_text import dump_json
+from batchinfer.io.logprob_text import ASKED_NAMES
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring
 
@@ -39,6 +40,11 @@ class ResultColumns:
         """The columns' names in the output, in order."""
         return tuple(self.prefix + name for name in self.plain_names)
 
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Names that no input column may have: also those of columns that only some rows ask for."""
+        return (*self.names, *(self.prefix + name for name in ASKED_NAMES))
+
     def fragment(self, result: Result, answer: Answer | None = None, metrics: dict[str, Any] | None = None) -> str:
         """The columns as JSON members without braces, ready to stand behind the input's own; names without prefix.
 
@@ -49,7 +55,7 @@ class ResultColumns:
         if error is None:
             text = (
                 f'"generated_text":{_quoted(answer.text)},"finish_reason":"{result.finish_reason.value}",'
-                f'"num_input_tokens":{result.num_prompt_tokens},"num_generated_tokens":{len(result.token_ids)},"error":null'
+                f'"num_input_tokens":{result.num_prompt_tokens},"num_generated_tokens":{result.num_generated_tokens},"error":null'
             )
         else:
             text = (
@@ -69,4 +75,5 @@ class ResultColumns:
 
     def renamed(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of a fragment under their names in the output."""
-        return {self.prefix + name: fields.get(name) for name in self.plain_names}
+        asked = [name for name in ASKED_NAMES if name in fields]
+        return {self.prefix + name: fields.get(name) for name in (*self.plain_names, *asked)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from batchinfer.config import EngineConfig
 from batchinfer.core.request import FinishReason, Request, Result
 from batchinfer.errors import BatchInferError, InputFileError
+from batchinfer.io.logprob_text import asked_members
 from batchinfer.io.options import InputOptions, OutputOptions
 from batchinfer.io.partial import PartialFile, PartialRow
 from batchinfer.io.record import InputRow
@@ -28,6 +29,7 @@ from batchinfer.job.watchdog import Watchdog
 if TYPE_CHECKING:
     from batchinfer.build import JobNeed, ModelHandle
     from batchinfer.core.stats import StepShape
+    from batchinfer.core.vocabulary import Vocabulary
     from batchinfer.engine import Engine
 
 
@@ -110,7 +112,7 @@ class Generation:
         items = self._rows.prepared(self._undone(self._stream.rows()), self._expect)
         head = list(islice(items, WINDOW_ROWS))
         if not any(isinstance(item, Request) for item in head) and len(head) < WINDOW_ROWS:
-            self._store_all(item for item in head if isinstance(item, Result))
+            self._store_all((item for item in head if isinstance(item, Result)), model.tokenizer.vocabulary)
             return
         engine = self._build(model, head)
         text = self._rows.preparer.first_text
@@ -118,7 +120,7 @@ class Generation:
             self._outside.observer.prompt_shown(text)
         began = perf_counter()
         try:
-            self._store_all(engine.run(self._times.given(chain(_drained(head), items))))
+            self._store_all(engine.run(self._times.given(chain(_drained(head), items))), model.tokenizer.vocabulary)
         finally:  # an interrupted run is reported too
             self._outside.report.seconds.run = perf_counter() - began
         self._watchdog.working(False)
@@ -178,7 +180,8 @@ class Generation:
         """What the rows seen so far can use at once."""
         from batchinfer.build import JobNeed
 
-        lengths = (len(item.prompt_ids) + item.params.max_tokens for item in head if isinstance(item, Request))
+        rows = [item for item in head if isinstance(item, Request)]
+        lengths = (len(row.prompt_ids) + row.params.max_tokens for row in rows for _ in range(row.params.n))
         return JobNeed.of(self._asked.config, model, lengths)
 
     def _info(self, engine: Engine) -> JobInfo:
@@ -207,7 +210,7 @@ class Generation:
         if self._progress.due():
             self._outside.observer.tick(self._progress.snapshot())
 
-    def _store_all(self, results: Iterable[Result]) -> None:
+    def _store_all(self, results: Iterable[Result], vocabulary: Vocabulary) -> None:
         columns, store, observer = self._stream.result_columns, self._store, self._outside.observer
         shown = False
         self._watchdog.working(True)
@@ -217,9 +220,13 @@ class Generation:
                 result.error is not None and result.error.code != SKIPPED and self._asked.input.strict
             ):  # not stored: it must fail again when the job is repeated
                 raise StrictError(f"--strict: {store.placed(result.row, result.error.message)} ({result.error.code})")
-            answer = self._rows.answer_of(result)
+            answers = self._rows.answers_of(result)
             store.tally.rows_truncated += self._rows.preparer.was_cut(result.row) and result.error is None
-            store.put(result, columns.fragment(result, answer, self._times.metrics(result)))
+            store.put(
+                result,
+                columns.fragment(result, answers[0] if answers else None, self._times.metrics(result))
+                + asked_members(result, answers, vocabulary),
+            )
             if result.error is None and not shown:
                 shown = True
                 observer.answer_shown(result.row, result.text)

@@ -74,7 +74,7 @@ class Tally:
         self.finished_here += 1
         self.rows_clipped += result.clipped
         self.cached_prompt_tokens += result.num_cached_tokens
-        self.output_tokens += len(result.token_ids)
+        self.output_tokens += result.num_generated_tokens
 
     def add_stored(self, row: int, reason: str, error: dict[str, str] | None) -> None:
         """Count a row that an earlier run finished."""

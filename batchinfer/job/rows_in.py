@@ -130,7 +130,7 @@ class RowStream:
         self._rest = rows
 
     def _parsed(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
-        source, names = self.source, self.result_columns.names
+        source, names = self.source, self.result_columns.reserved
         began = perf_counter()
         for row in rows:
             source.parse(row)
@@ -190,7 +190,7 @@ def _check_table(source: Source, columns: Columns, options: InputOptions, result
         check_column_types(types, columns.prompt, columns.messages, columns.token_ids)
     except InputFileError as error:
         raise InputFileError(f"{options.input}: {error}") from None
-    for name in results.names:
+    for name in results.reserved:
         if name in types:
             raise ConfigError(
                 f"{options.input}: the column {name!r} has the name of a result column; give --output-prefix to name the result columns otherwise"
@@ -237,10 +237,14 @@ class JobRows:
         self.preparer.reading_of(row)
         return self.preparer.was_cut(row)
 
-    def answer_of(self, result: Result) -> Answer | None:
-        """The text of a row that has just ended, taken apart; None for a failed row."""
+    def answers_of(self, result: Result) -> list[Answer]:
+        """The text of each answer of a row that has just ended, taken apart; none for a failed row."""
         reading = self.preparer.reading_of(result.row)
-        return None if result.error is not None else self.reader.read(result, reading)
+        if result.error is not None:
+            return []
+        if not result.choices:
+            return [self.reader.read(result, reading)]
+        return [self.reader.read(replace(result, text=choice.text, token_ids=choice.token_ids), reading) for choice in result.choices]
 
 
 def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], date: datetime) -> JobRows:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from batchinfer.attention.base import AttnInputs
+from batchinfer.core.logprobs import NO_PLACES, NoScores, ScoredPlaces, Scores
 from batchinfer.core.plan import Drafts, Plan
 from batchinfer.core.sequences import SequenceTable
 
@@ -20,20 +21,22 @@ class StepBatch:
     input_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     attn: AttnInputs
-    logit_rows: Tensor  # int64 [R], rows of the batch whose next token is sampled
+    logit_rows: Tensor  # int64 [R + P], rows of the batch whose next token is sampled, and those that score prompt tokens
     sampling_slots: np.ndarray  # int32 [R]
     fill_positions: np.ndarray  # int64 [R], place in the sequence that each sampled token would take
     num_drafts: np.ndarray  # int32, of each sampling span: its logit rows less one
     draft_ids: np.ndarray  # int32, the drafts of all spans
+    scored: ScoredPlaces = NO_PLACES  # prompt tokens whose logits follow those of the sampled rows
 
 
 class RaggedBatchBuilder:
     """Builds batches from the columns, with a fixed number of vector operations."""
 
-    def __init__(self, table: SequenceTable, block_size: int, device: torch.device) -> None:
+    def __init__(self, table: SequenceTable, block_size: int, device: torch.device, scores: Scores | None = None) -> None:
         self._table = table
         self._block_size = block_size
         self._device = device
+        self._scores = scores or NoScores()
 
     def build(self, plan: Plan, drafts: Drafts) -> StepBatch:
         """One row per token of every span and of its drafts, spans in the plan's order."""
@@ -62,15 +65,17 @@ class RaggedBatchBuilder:
         )
         num_drafts = drafts.counts[plan.samples]
         rows = _sampled_rows(starts[1:][plan.samples], num_drafts)
+        scored = self._scores.prompt_places(plan, starts[:-1])
         return StepBatch(
             input_ids=self._to_device(input_ids),
             positions=self._to_device(positions),
             attn=attn,
-            logit_rows=self._to_device(rows),
+            logit_rows=self._to_device(np.concatenate((rows, scored.rows)) if len(scored.rows) else rows),
             sampling_slots=slots[rows],
             fill_positions=positions[rows] + 1,
             num_drafts=num_drafts,
             draft_ids=drafts.token_ids,
+            scored=scored,
         )
 
     def _write(self, plan: Plan, drafts: Drafts) -> None:

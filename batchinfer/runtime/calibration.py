@@ -33,7 +33,7 @@ from batchinfer.model.footprint import head_bytes, layer_shapes, linear_bytes
 from batchinfer.ops.table import Choice
 from batchinfer.runtime.batch import RaggedBatchBuilder, StepBatch
 from batchinfer.runtime.device import ComputeTarget, choose_attention
-from batchinfer.runtime.head import GenerateHead
+from batchinfer.runtime.head import GenerateHead, Shaping
 from batchinfer.runtime.runner import EagerRunner
 from batchinfer.runtime.sampler import choose_sampler
 from batchinfer.version import __version__
@@ -258,7 +258,7 @@ class _Bench:
         self._attention, _ = choose_attention(self._kv, target)
         self._builder = RaggedBatchBuilder(self._table, size, target.device)
         sampler, _ = choose_sampler(target, model.vocab_size)
-        self._head = GenerateHead(lm_head, self._table, model.vocab_size, (), sampler)
+        self._head = GenerateHead(lm_head, self._table, model.vocab_size, Shaping(), sampler)
 
     def forward(self, point: Point) -> Callable[[], object]:
         """One forward pass; if it needs a part of the layers only, another part each time."""

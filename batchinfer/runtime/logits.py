@@ -102,6 +102,11 @@ class Pairs:
         start, end = np.searchsorted(self._ids, (first_id, first_id + width)).tolist()
         return slice(start, end)
 
+    def any_within(self, first_id: int, width: int) -> bool:
+        """Whether any pair lies among them."""
+        which = self.within(first_id, width)
+        return bool(which.start < which.stop)
+
     def places(self, which: slice, first_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Rows and columns int64 of pairs within the logits of tokens `first_id` and on."""
         return torch.from_numpy(self._rows[which]).to(device), torch.from_numpy(self._ids[which] - first_id).to(device)
@@ -118,8 +123,7 @@ class Ban:
 
     def touches(self, first_id: int, width: int) -> bool:
         """True for slices with a banned token."""
-        which = self._pairs.within(first_id, width)
-        return bool(which.start < which.stop)
+        return self._pairs.any_within(first_id, width)
 
     def change(self, first_id: int, logits: Tensor) -> None:
         """Write -infinity."""

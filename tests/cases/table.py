@@ -257,10 +257,10 @@ CASES: dict[str, Case] = {
         )
     ),
     "sam-greedy-equivalents": Case(ONE),
-    "sam-logit-bias": Case(waits="logit_bias"),
-    "sam-logprobs-shape": Case(ONE, waits="logprobs (refused by name until then)"),
+    "sam-logit-bias": Case(ONE),
+    "sam-logprobs-shape": Case(ONE),
     "sam-max-tokens-extremes": Case(ONE),
-    "sam-n-greater-one": Case(ONE, waits="n above 1 (refused by name until then)"),
+    "sam-n-greater-one": Case(ONE),
     "sam-prompt-at-context-limit": Case((Try(flags="--max-model-len 64"),)),
     "sam-topk-topp-limits": Case(ONE),
     "so-bad-schema-isolated": STRUCTURED,

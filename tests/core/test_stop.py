@@ -114,8 +114,23 @@ def test_many_different_stops_keep_the_tables_small() -> None:
         ({"stop": [""]}, "stop"),
         ({"seed": "x"}, "seed"),
         ({"seed": 2**64}, "seed"),
-        ({"n": 2}, "n=2"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"n": 0}, "n=0"),
+        ({"n": 200}, "n=200"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": [1, 2]}, "logit_bias"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["half \ud800"]}, "bad_words"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": 1000}, "prompt_logprobs"),
+        ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": 2, "top_logprobs": 3}, "top_logprobs"),
+        ({"top_logprobs": 1000}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"max_token": 5}, "max_token"),
     ],
@@ -127,9 +142,15 @@ def test_a_wrong_parameter_is_named(given: dict[str, object], word: str) -> None
 
 def test_parameters_that_ask_for_nothing_pass() -> None:
     same = SamplingParams().updated(
-        {"n": 1, "logprobs": None, "logit_bias": {}, "response_format": {"type": "text"}, "repetition_penalty": 1.0}
+        {"n": 1, "best_of": 1, "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "bad_words": [], "repetition_penalty": 1.0}
+        | {"response_format": {"type": "text"}}
     )
     assert same == SamplingParams()
+    assert SamplingParams().updated({"logprobs": True}).logprobs == 0
+    assert SamplingParams().updated({"logprobs": True, "top_logprobs": 4}).logprobs == 4
+    assert SamplingParams().updated({"logprobs": 3}).logprobs == 3
+    assert SamplingParams().updated({"logit_bias": {"5": 250, 7: -1.5, "9": None}}).logit_bias == ((5, 100.0), (7, -1.5))
+    assert SamplingParams().updated({"n": 3, "best_of": 3}).n == 3
     assert SamplingParams().updated({"max_completion_tokens": 24.0}).max_tokens == 24
     assert SamplingParams().updated({"stop": "x"}).stop == ("x",)
     assert SamplingParams(finish := 7).max_tokens == finish

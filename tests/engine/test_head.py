@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from batchinfer.core.logprobs import NO_PLACES
 from batchinfer.core.plan import StepResult
 from batchinfer.core.request import Request, SamplingParams
 from batchinfer.core.sequences import Sequence, SequenceTable
@@ -20,7 +21,7 @@ from batchinfer.layers.lm_head import SLICE_WIDTH, LmHead, slice_widths
 from batchinfer.ops.draw import Sampler
 from batchinfer.ops.rows import Entry, ScaledRows, quantise_rows, to_dense
 from batchinfer.ops.table import REFERENCE
-from batchinfer.runtime.head import GenerateHead
+from batchinfer.runtime.head import GenerateHead, Shaping
 from batchinfer.runtime.logits import Ban, MinTokens, apply_edits
 from tests.engine.draws import KINDS, sampler
 
@@ -102,7 +103,9 @@ class World:
     def decide(self, hidden: Entry, slots: np.ndarray | None = None) -> StepResult:
         who = self.slots if slots is None else slots
         nobody = np.zeros(len(who), np.int32)
-        batch: Any = SimpleNamespace(sampling_slots=who, fill_positions=self.table.num_tokens[who], num_drafts=nobody, draft_ids=nobody[:0])
+        batch: Any = SimpleNamespace(
+            sampling_slots=who, fill_positions=self.table.num_tokens[who], num_drafts=nobody, draft_ids=nobody[:0], scored=NO_PLACES
+        )
         return self.head.decide(hidden, batch)
 
 
@@ -116,7 +119,7 @@ def world(kind: str, params: list[SamplingParams], name: str = "float32", of: Lm
         editors[0].admit(seq)
     chosen: Sampler = sampler(kind, KNOWN)
     head = of or LmHead(weights(), linear_kind(name), REFERENCE)
-    return World(GenerateHead(head, table, KNOWN, editors, chosen), table, np.array(slots, np.int32))
+    return World(GenerateHead(head, table, KNOWN, Shaping(editors), chosen), table, np.array(slots, np.int32))
 
 
 def mixed(count: int) -> list[SamplingParams]:

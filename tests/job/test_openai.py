@@ -34,7 +34,7 @@ BAD = [
     (chat("g", stream=True), "unsupported_parameter"),
     (chat("h", temperature="0"), "invalid_parameter"),
     (chat("i", tools=[{"type": "function"}]), "invalid_tools"),
-    (chat("j", n=2), "unsupported_parameter"),
+    (chat("j", n=2, best_of=3), "unsupported_parameter"),
     (text("k", ["a", "b"]), "unsupported_parameter"),
     (text("l", ""), "empty_prompt"),
     ({"custom_id": "m", "url": "/v1/completions", "method": "POST", "body": []}, "invalid_body"),

@@ -40,7 +40,7 @@ LINES = [
     b'{"id": "o", "prompt_token_ids": []}',
     b'{"id": "p", "prompt": "x", "sampling_params": {"temprature": 1}}',
     b'{"id": "q", "prompt": "half \\ud800 pair"}',
-    b'{"id": "r", "prompt": "x", "n": 2}',
+    b'{"id": "r", "prompt": "x", "n": 2, "best_of": 4}',
     b'{"id": "z", "prompt": " ", "score": NaN}',
 ]
 CODES = {

@@ -298,10 +298,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     }
     assert defaults_of(tmp_path, do_sample=False, temperature=0.6, top_p=0.9, max_new_tokens=7)[0] == {"temperature": 0.0, "max_tokens": 7}
     assert defaults_of(tmp_path, do_sample=True, temperature=None) == ({}, ())
-    defaults, notes = defaults_of(tmp_path, repetition_penalty=1.1)
-    assert defaults == {}
-    assert "repetition_penalty=1.1" in notes[0]
-    assert defaults_of(tmp_path, repetition_penalty=1.0) == ({}, ())
+    assert defaults_of(tmp_path, repetition_penalty=1.1) == ({"repetition_penalty": 1.1}, ())
     with pytest.raises(ModelError, match=r"generation_config\.json: temperature"):
         defaults_of(tmp_path, temperature="hot")
     (tmp_path / "config.json").write_text('{"eos_token_id": "x"}')
