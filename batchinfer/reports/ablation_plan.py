@@ -48,7 +48,8 @@ class Pilot:
 
     def seconds_of(self, variant: Variant, part: Workload, on_slice: bool) -> float:
         """How long a variant takes for a part, roughly."""
-        everything = self.recomputed_token_s * part.recomputed_tokens if on_slice else self.seconds_for(part)
+        recomputes = ("kv_cache", False) in variant.changes
+        everything = self.recomputed_token_s * part.recomputed_tokens if on_slice and recomputes else self.seconds_for(part)
         return everything * self.factors.get(variant.name, 1.0)
 
     def is_slow(self, variant: Variant) -> bool:
@@ -96,7 +97,10 @@ def fly_pilot(variants: Sequence[Variant], workload: Workload, measure: Measure,
     full = measure(everything, workload.part(min(SPEED_ROWS, everything.concurrency), most_output=SPEED_OUTPUT))
     factors: dict[str, float] = {}
     given_up: list[str] = []
+    slowest = max((v for v in variants if v.slow), key=lambda v: _num_changed(v, everything), default=everything)
     for variant in variants:
+        if variant.slow and variant is not slowest and _num_changed(variant, everything) > 1:
+            continue  # a rung between two others: no slower than the lowest
         if variant is not everything and is_over():
             given_up.append(variant.name)
             continue
@@ -124,6 +128,11 @@ def _step_seconds(small: Measurement, large: Measurement) -> tuple[float, float]
         return waits[1], 0.0
     by_row = max(0.0, (waits[1] - waits[0]) / (rows[1] - rows[0]))
     return max(0.0, waits[1] - by_row * rows[1]), by_row
+
+
+def _num_changed(variant: Variant, everything: Variant) -> int:
+    """Features that are off in a variant."""
+    return sum(mine != its for mine, its in zip(variant.changes, everything.changes, strict=False))
 
 
 def choose_sizes(variants: Sequence[Variant], workload: Workload, pilot: Pilot, seconds: float, repeats: int | None = None) -> Sizes:
