@@ -96,7 +96,7 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
         data = _fake_plane(ground, target) if parts is None else data_plane(config, model, target, parts, ground)
     except MemoryError as err:
         raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err
-    data = replace(data, clear=both(data.clear, control.clear), choices=(*data.choices, pool))
+    data = replace(data, clear=both(data.clear, control.clear), copy=both(data.copy, control.copy), choices=(*data.choices, pool))
     return Engine(control, data, limits, vocabulary, _facts(config, model, target, data, limits))
 
 

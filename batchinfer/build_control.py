@@ -13,6 +13,7 @@ from batchinfer.core.batching import ContinuousBatching, StaticBatches
 from batchinfer.core.block_pool import BlockPool, KVPool
 from batchinfer.core.contiguous import ContiguousPool
 from batchinfer.core.drafts import NO_SPECULATION, Speculation
+from batchinfer.core.forks import NoForks, SiblingForks
 from batchinfer.core.logprobs import RowScores
 from batchinfer.core.memory import KVMemory, Lifecycle
 from batchinfer.core.order import ArrivalQueue, GroupedQueue
@@ -100,16 +101,19 @@ def control_plane(
     batching = ContinuousBatching() if config.continuous_batching else StaticBatches()
     turns = TakeTurns(table, pool.num_blocks - 1, limits.block_size)
     whole = WholePrompts() if config.kv_cache else turns
-    listeners = (stopper, batching, turns, rows.scores, *guessing.listeners, *followers)
+    forks = SiblingForks(table, limits.block_size) if config.prefix_caching else NoForks()
+    listeners = (stopper, batching, turns, rows.scores, forks, *guessing.listeners, *followers)
     memory = KVMemory(table, pool, prefix, limits.block_size, config.seed, listeners)
-    memory.lookahead = guessing.lookahead
+    memory.forks, memory.lookahead = forks, guessing.lookahead
     held = ForecastRoom if config.kv_cache else NothingHeld
     policies = Policies(
         chunks=ChunkedPrefill() if config.chunked_prefill else whole, batching=batching, room=held if config.paged else FreeSlabs
     )
     queue = ArrivalQueue() if config.order == "arrival" else GroupedQueue()
     scheduler = Scheduler(memory, queue, Budget(limits.max_num_seqs, limits.max_num_batched_tokens), policies)
-    return ControlPlane(scheduler, memory, stopper, guessing.drafter, _retention(config, memory), rows.scores, guessing.clear)
+    return ControlPlane(
+        scheduler, memory, stopper, guessing.drafter, _retention(config, memory), rows.scores, guessing.clear, guessing.copy
+    )
 
 
 def _pool_and_cache(config: EngineConfig, limits: EngineLimits) -> tuple[KVPool, PrefixCache]:

@@ -87,4 +87,4 @@ def _with_draft_model(config: EngineConfig, model: ModelHandle, draft: ModelHand
     guessing = replace(ground, shaping=Shaping(ground.shaping.editors))  # nobody asks how likely a guess is
     plane = data_plane(config, draft, target, load_weights(draft, target), guessing)
     proposer = DraftModelProposer(ground.table, plane, limits.block_size, limits.max_num_batched_tokens, depth)
-    return Speculation(proposer, (proposer, proposer.acceptance), depth.most, plane.clear)
+    return Speculation(proposer, (proposer, proposer.acceptance), depth.most, plane.clear, plane.copy)

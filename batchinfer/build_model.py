@@ -195,5 +195,6 @@ def data_plane(config: EngineConfig, model: ModelHandle, target: ComputeTarget, 
         runner=EagerRunner(decoder, attention),
         head=GenerateHead(lm_head, ground.table, ground.vocabulary.size, ground.shaping, sampler),
         clear=kv.clear,
+        copy=kv.copy,
         choices=(choice, sampling),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from batchinfer.core.accounting import SpanRows, StepTimes, StepWork, count_step, shape_of
 from batchinfer.core.admission import EngineLimits, admissible, token_limit
 from batchinfer.core.choices import ChoiceGroups
-from batchinfer.core.drafts import DraftProposer, clear_nothing
+from batchinfer.core.drafts import DraftProposer, clear_nothing, copy_nothing
 from batchinfer.core.logprobs import RowScores
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.plan import Drafts, Plan, StepResult
@@ -41,6 +41,7 @@ class ControlPlane:
     retention: Retention
     scores: RowScores
     clear: Callable[[np.ndarray], None] = clear_nothing  # of what the proposer keeps in blocks that hold damage
+    copy: Callable[[list[tuple[int, int]]], None] = copy_nothing  # of the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Engine:
         self.batcher = device.batcher
         self.runner = device.runner
         self.head = device.head
-        self._clear = device.clear
+        self._clear, self._copy = device.clear, device.copy
         self._isolation = Isolation(self._compute_part)
         self.limits = limits
         self.stats: RunStats = self.memory.stats
@@ -78,8 +79,7 @@ class Engine:
         self.settings = facts.settings
         self._vocabulary = vocabulary
         self._window = max(2 * limits.max_num_seqs, 512)
-        self._next_id = 0
-        self._groups = ChoiceGroups()
+        self._next_id, self._groups = 0, ChoiceGroups()
         self._checked: SamplingParams | None = None
 
     @property
@@ -93,6 +93,7 @@ class Engine:
         schedule = self.scheduler.schedule()  # 1 who, and how many tokens
         plan = self.memory.reserve(schedule)  # 2 prefix match, then blocks
         self.scheduler.settle(plan)
+        self._copy(plan.copies)  # partial blocks of prompts that several answers go on from
         drafts = Drafts.none(len(plan.slots))
         who = SpanRows.of(self.memory.table, plan) if self.on_step is not ignore_step else None
         built = ran = perf_counter()
@@ -197,8 +198,7 @@ class Engine:
             seq = self.memory.table.sequences[slot]
             assert seq is not None
             self.scores.finish(seq, 0)
-            failed_row = Result(seq.request.row, num_prompt_tokens=len(seq.request.prompt_ids), error=error)
-            results += self._groups.ended(seq, failed_row)
+            results += self._groups.ended(seq, Result(seq.request.row, num_prompt_tokens=len(seq.request.prompt_ids), error=error))
         stay = ~np.isin(plan.slots, [*result.failures, *result.postponed])
         rest = result.part(stay[plan.samples])
         if len(failed):

@@ -96,6 +96,13 @@ class HistoryModel:
                 out.append((said[span.count - 1 :], span.drafts))
         return out
 
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        for source, target in copies:
+            for offset in range(self._size):
+                self._cells.pop(target * self._size + offset, None)
+                if source * self._size + offset in self._cells:
+                    self._cells[target * self._size + offset] = self._cells[source * self._size + offset]
+
     def decide(self, hidden: list[tuple[list[int], list[int]]], spans: list[Span]) -> StepResult:
         tokens, counts = [], []
         for said, drafts in hidden:
@@ -165,7 +172,7 @@ def make_engine(setup: Setup) -> Engine:
     if setup.optimistic:
         control.scheduler.forecast = Optimist()
     model = HistoryModel(control.memory.table, size, setup)
-    return Engine(control, DataPlane(model, model, model), limits, setup.vocabulary, EngineFacts())
+    return Engine(control, DataPlane(model, model, model, copy=model.copy), limits, setup.vocabulary, EngineFacts())
 
 
 def request(row: int, prompt: list[int] | str, **params: object) -> Request:

@@ -103,6 +103,15 @@ class KVCache:
             layer.k[where] = 0
             layer.v[where] = 0
 
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy whole blocks: pairs of the one to read and the one to write, which no pair reads."""
+        if not copies:
+            return
+        source, target = torch.tensor(copies, device=self.layers[0].k.device).unbind(1)
+        for layer in self.layers:
+            layer.k[target] = layer.k[source]
+            layer.v[target] = layer.v[source]
+
     def write(self, layer: int, cells: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k and v [T, kv_heads, D] of tokens at cells int64 [T] (block * block_size + place in the block)."""
         kv = self.layers[layer]

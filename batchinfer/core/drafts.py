@@ -42,14 +42,19 @@ def clear_nothing(block_ids: np.ndarray) -> None:
     """For parts that keep nothing in blocks."""
 
 
+def copy_nothing(copies: list[tuple[int, int]]) -> None:
+    """For parts that keep nothing in blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A proposer and what goes with it: who follows rows for it, the most it guesses, and how its part of blocks is cleared."""
+    """A proposer and what goes with it: who follows rows for it, the most it guesses, and how its part of blocks is cleared and copied."""
 
     drafter: DraftProposer
     listeners: tuple[Lifecycle, ...] = ()
     lookahead: int = 0
     clear: Callable[[np.ndarray], None] = clear_nothing
+    copy: Callable[[list[tuple[int, int]]], None] = copy_nothing
 
 
 NO_SPECULATION = Speculation(NoDrafts())  # one token per row and step

@@ -87,18 +87,19 @@ class RowScores:
     def admit(self, seq: Sequence) -> None:
         """Follow the row if it asks."""
         params = seq.request.params
-        if params.logprobs is None and params.prompt_logprobs is None:
+        of_prompt = None if seq.choice else params.prompt_logprobs  # the same for every answer
+        if params.logprobs is None and of_prompt is None:
             return
         if seq.seq_id not in self._rows:
             num_prompt = len(seq.request.prompt_ids)
             answer = None if params.logprobs is None else TokenLogprobs.unknown(seq.limit - num_prompt, params.logprobs)
-            prompt = None if params.prompt_logprobs is None else TokenLogprobs.unknown(num_prompt, params.prompt_logprobs)
+            prompt = None if of_prompt is None else TokenLogprobs.unknown(num_prompt, of_prompt)
             if prompt is not None:
                 prompt.logprobs[0] = np.nan  # nothing stands before the first token
             self._rows[seq.seq_id] = _Row(num_prompt, answer, prompt)
         self._at[seq.slot] = self._rows[seq.seq_id]
         self._answers[seq.slot] = params.logprobs is not None
-        self._prompts[seq.slot] = params.prompt_logprobs is not None
+        self._prompts[seq.slot] = of_prompt is not None
 
     def forget(self, slots: np.ndarray) -> None:
         """These rows leave their slots, perhaps to come back."""

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from batchinfer.core.block_pool import KVPool
+from batchinfer.core.forks import Forks, NoForks
 from batchinfer.core.plan import Join, Plan, Schedule
 from batchinfer.core.prefix_cache import PrefixCache, Probe
 from batchinfer.core.seeds import choice_seed, row_seed
@@ -42,7 +43,9 @@ class KVMemory:
         self.block_size = block_size
         self._job_seed = job_seed
         self._listeners = listeners
-        self.lookahead = 0  # tokens of drafts to make room for; set once, when the engine is built
+        self.forks: Forks = NoForks()  # set once, when the engine is built, as is
+        self.lookahead = 0  # tokens of drafts to make room for
+        self._copies: list[tuple[int, int]] = []
         self.stats = RunStats(blocks_total=pool.num_blocks - 1)
 
     def reserve(self, schedule: Schedule) -> Plan:
@@ -72,7 +75,8 @@ class KVMemory:
         samples = start + grants == self.table.num_tokens[slots]
         self._count_use()
         self._look_ahead(slots[samples])
-        return Plan(slots, start, grants, samples, len(joined), preempted, deferred)
+        copies, self._copies = self._copies, []
+        return Plan(slots, start, grants, samples, len(joined), preempted, deferred, copies)
 
     def publish(self, plan: Plan) -> None:
         """Offer the prompt blocks that this step filled to later rows.
@@ -232,7 +236,8 @@ class KVMemory:
         seq, table = join.seq, self.table
         cached = self.prefix.match(seq)
         self.pool.share(cached)
-        start = len(cached) * self.block_size
+        source = self.forks.try_source(seq, len(cached))
+        start = len(cached) * self.block_size if source is None else len(seq.request.prompt_ids) - 1
         num_tokens = len(seq.request.prompt_ids) + len(seq.output_ids)
         fresh = -(-(start + min(join.num_tokens, num_tokens - start)) // self.block_size) - len(cached)
         fresh = self.pool.reservation(fresh)
@@ -241,6 +246,8 @@ class KVMemory:
             self.prefix.withdraw(seq)
             self.pool.release(cached[::-1])
             return False
+        if source is not None:
+            self._copies.append((source, int(ids[0])))
         slot = table.admit(seq, choice_seed(row_seed(seq.request.params.seed, self._job_seed, seq.request.row), seq.choice))
         table.block_table[slot, : len(cached)] = cached
         table.block_table[slot, len(cached) : len(cached) + fresh] = ids

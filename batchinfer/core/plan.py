@@ -41,6 +41,7 @@ class Plan:
     num_joined: int = 0  # spans at the end whose sequences enter with this step
     preempted: list[Sequence] = field(default_factory=list)
     deferred: list[Sequence] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to): blocks to copy before anything is computed
 
     def part(self, which: np.ndarray) -> Plan:
         """The spans at `which` (indices or mask), as a plan that admits and preempts nobody."""

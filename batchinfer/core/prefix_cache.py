@@ -84,7 +84,7 @@ class TriePrefixCache:
 
     def _walk(self, seq: Sequence) -> tuple[list[int], int, Key | None]:
         """(blocks, serial of the last, key of the first missing full block of the prompt); never covers the last token."""
-        if seq.request.params.prompt_logprobs is not None:  # every token of the prompt must go through the model
+        if seq.request.params.prompt_logprobs is not None and not seq.choice:  # every token of the prompt must go through the model
             return [], ROOT, None
         step = 4 * self._block_size
         token_ids = seq.token_ids()

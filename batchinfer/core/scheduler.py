@@ -146,13 +146,16 @@ class Scheduler:
         joins: list[Join] = []
         passed_over: list[Sequence] = []
         claimed: dict[Key, None] = {}  # blocks that the rows admitted in this step will compute
+        begun: dict[int, None] = {}  # rows with several answers of which the first enters in this step
         if room <= 0:
             return joins
         fits = self._room(self._memory, self.forecast)
         for seq in self.queue.take():
-            probe = self._memory.probe(seq)
+            probe, first = self._memory.probe(seq), seq.seq_id - seq.choice
             cached = probe.num_blocks * self._memory.block_size
-            if probe.pending or probe.missing in claimed:  # its prefix is being computed: in the next step it costs nothing
+            if (
+                probe.pending or probe.missing in claimed or first in begun or self._memory.forks.is_pending(seq)
+            ):  # its prefix is being computed: in the next step it costs nothing
                 passed_over.append(seq)
                 if len(passed_over) >= MAX_PASSED_OVER:
                     break
@@ -166,6 +169,8 @@ class Scheduler:
                     self._batching.filled()
                 break
             joins.append(Join(seq, grant))
+            if seq.request.params.n > 1 and self._memory.forks.try_source(seq, probe.num_blocks) is None:
+                begun[first] = None
             if probe.missing is not None:
                 claimed[probe.missing] = None
             left -= grant

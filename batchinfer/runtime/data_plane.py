@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from batchinfer.core.drafts import clear_nothing
+from batchinfer.core.drafts import clear_nothing, copy_nothing
 from batchinfer.core.plan import Drafts, Plan, StepResult
 
 if TYPE_CHECKING:
     from batchinfer.ops.table import Choice
+
+
+T = TypeVar("T")
 
 
 class BatchBuilder(Protocol):
@@ -36,25 +39,26 @@ class Head(Protocol):
         """Sample one token per sampling span; the step's one wait for the device."""
 
 
-def both(first: Callable[[np.ndarray], None], second: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
-    """Clear the blocks of two models."""
+def both(first: Callable[[T], None], second: Callable[[T], None]) -> Callable[[T], None]:
+    """Do the same to the blocks of two models."""
 
-    def clear(block_ids: np.ndarray) -> None:
-        first(block_ids)
-        second(block_ids)
+    def do(blocks: T) -> None:
+        first(blocks)
+        second(blocks)
 
-    return clear
+    return do
 
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
     """The parts that compute: built together, for one device.
 
-    `clear` zeroes the KV of blocks that hold damage; `choices` say what was chosen for it.
+    `clear` zeroes the KV of blocks that hold damage, `copy` copies it from block to block; `choices` say what was chosen for it.
     """
 
     batcher: BatchBuilder
     runner: Runner
     head: Head
     clear: Callable[[np.ndarray], None] = clear_nothing
+    copy: Callable[[list[tuple[int, int]]], None] = copy_nothing
     choices: tuple[Choice, ...] = ()

@@ -277,7 +277,7 @@ CASES: dict[str, Case] = {
     "tok-stop-strings-across-tokens": Case(ONE),
     "tok-stop-token-ids-and-specials": Case(ONE),
     "tok-template-missing-or-raising": Case(tiny("none", "nosys", "broken", "undef", "loop")),
-    "tok-vocab-padding": Case((replace(tiny("padded")[0], known=("id 'lp'",)),), waits="structured output and logprobs over a padded head"),
+    "tok-vocab-padding": Case(tiny("padded"), waits="structured output over a padded head"),
     "wt-awq-nibble-order": Case(refused("awq", "awq"), waits="AWQ (refused by name until then)"),
     "wt-bf16-on-cpu": Case(tiny("bf16", "bf16-dtypekey", "mixed")),
     "wt-bias-headdim-qknorm": Case(
@@ -289,7 +289,7 @@ CASES: dict[str, Case] = {
     ),
     "wt-corrupt-safetensors-gguf": Case(each([*BAD_SAFETENSORS, *BAD_GGUF], lambda v: Try(model="{models}/" + v, flags=TINY, timeout=60))),
     "wt-eos-list-in-generation-config": Case(tiny("list", "nogen")),
-    "wt-gguf-dequant-types": Case((Try("kq", model="{case}/kq.gguf", variant="kq", flags=TINY),), waits="logprobs"),
+    "wt-gguf-dequant-types": Case((Try("kq", model="{case}/kq.gguf", variant="kq", flags=TINY),)),
     "wt-gguf-permuted-qk": Case(
         tiny("llama")
         + (Try("llama.gguf", model="{models}/llama.gguf", variant="llama", flags=TINY),)

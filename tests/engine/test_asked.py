@@ -148,6 +148,21 @@ def test_choices_have_seeds_of_their_own_and_the_first_is_the_only_one_of_n_1(ti
     assert len({choice.text for choice in greedy.choices}) == 1
 
 
+@pytest.mark.parametrize("length", [3, 20, 32, 33, 50])
+@pytest.mark.parametrize("options", [{}, {"speculative": "draft", "num_speculative_tokens": 2}, {"kv_cache_dtype": "int8"}], ids=str)
+def test_the_prompt_of_several_answers_is_computed_once(tiny: ModelHandle, length: int, options: dict[str, Any]) -> None:
+    """Its last, partial block is copied: every further answer computes one token of it, and says what it says alone."""
+    prompt = ids(list(range(60, 60 + length)))
+    how = {**options, "speculative": f"draft:{tiny.files.path}"} if "speculative" in options else options
+    engine = build(tiny, max_num_seqs=8, **FLOAT32, **how)
+    asked = Request(0, prompt, SamplingParams(max_tokens=4, temperature=1.0, n=6, ignore_eos=True))
+    found = told(run_all(engine, [asked])[0])
+    lone = build(tiny, max_num_seqs=1, prefix_caching=False, **FLOAT32, **options | {"speculative": "off", "num_speculative_tokens": None})
+    assert found == told(run_all(lone, [asked])[0])
+    if "speculative" not in options:
+        assert engine.stats.computed_tokens == length + 5 + 6 * 3  # the last token again for the other answers, then what they say
+
+
 def test_a_row_fails_when_one_of_its_choices_does_and_the_others_run(tiny: ModelHandle) -> None:
     engine = build(tiny, **FLOAT32)
     inner = engine.head
