@@ -141,8 +141,9 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
         place = find_place(config, model, tally.lengths(), gpu)
         fit = fit_of(place, tally)
         if not config.fake_model:
-            seconds = None if gpu is not None else _least_seconds(model, fit, tally)
             outlook = look_ahead(config, model, place, tally.sample, gpu)
+            cached = 0.0 if outlook is None else outlook.prediction.prefix_hit_rate
+            seconds = None if gpu is not None else _least_seconds(model, fit, tally, cached)
     notes = [*rows.notes, rows.treatment]
     if rows.parameter_columns:
         notes.append(f"sampling parameters from columns: {', '.join(rows.parameter_columns)}")
@@ -151,7 +152,7 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     )
 
 
-def _least_seconds(model: ModelHandle, fit: Fit, tally: RowTally) -> float:
+def _least_seconds(model: ModelHandle, fit: Fit, tally: RowTally, cached_share: float) -> float:
     from batchinfer.reports.limit import ModelDims
     from batchinfer.reports.plan import least_seconds
     from batchinfer.reports.rates import Arithmetic, machine_rates
@@ -159,4 +160,4 @@ def _least_seconds(model: ModelHandle, fit: Fit, tally: RowTally) -> float:
     arithmetic = Arithmetic(fit.dtype, fit.quantization, fit.kv_cache_dtype)
     dims = ModelDims.of(model.config, arithmetic, fit.kv_bytes_per_token)
     rates = machine_rates(arithmetic, "cpu" if fit.device == "cpu" else "cuda")
-    return least_seconds(dims, rates, (tally.prompt_lengths, tally.output_limits), fit.rows_at_once)
+    return least_seconds(dims, rates, (tally.prompt_lengths, tally.output_limits), fit.rows_at_once, cached_share)

@@ -185,16 +185,22 @@ def fit_of(place: Place, tally: RowTally) -> Fit:
     )
 
 
-def least_seconds(dims: ModelDims, rates: MachineRates, lengths: tuple[Sequence[int], Sequence[int]], rows_at_once: int) -> float:
-    """Seconds at the machine's physical limit for rows of these prompt and output lengths that share no prefix."""
+def least_seconds(
+    dims: ModelDims, rates: MachineRates, lengths: tuple[Sequence[int], Sequence[int]], rows_at_once: int, cached_share: float = 0.0
+) -> float:
+    """Seconds at the machine's physical limit for rows of these prompt and output lengths.
+
+    `cached_share` of the prompt tokens are found in the prefix cache and not computed.
+    """
     prompts, outputs = (np.array(each, np.float64) for each in lengths)
-    tokens = float(prompts.sum() + outputs.sum())
+    computed = prompts * (1.0 - cached_share)
+    tokens = float(computed.sum() + outputs.sum())
     steps = float(outputs.sum()) / max(1, rows_at_once)
     linear = 2.0 * dims.layer_parameters * tokens + 2.0 * dims.head_parameters * float(outputs.sum())
     weights = (dims.layer_bytes + dims.head_bytes) * steps
     decoded = float((outputs * (prompts + outputs / 2)).sum())  # pairs of a new token and one before it
     decode = max(decoded * dims.kv_bytes / rates.bytes, decoded * dims.attention_flops / rates.attention_flops)
-    prefill = float((prompts * prompts / 2).sum()) * dims.attention_flops
+    prefill = float((computed * (prompts - computed / 2)).sum()) * dims.attention_flops
     return max(weights / rates.bytes, linear / rates.flops) + decode + prefill / rates.attention_flops
 
 
