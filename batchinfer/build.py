@@ -76,6 +76,7 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
     from batchinfer.build_control import control_plane, row_parts, settled
     from batchinfer.build_drafts import choose_speculation, open_draft
     from batchinfer.build_editors import choose_editors
+    from batchinfer.build_structures import StructureParts
     from batchinfer.engine import Engine
     from batchinfer.runtime.data_plane import both
     from batchinfer.runtime.head import Shaping
@@ -89,11 +90,13 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
         draft = open_draft(config, model)
         parts = None if config.fake_model else load_weights(model, target) if shelf is None else shelf.load(model, target)
         limits, pool = engine_limits(config, model, target, need, draft)
-        rows = row_parts(vocabulary, limits)
-        editors = choose_editors(model, rows)
+        structures = StructureParts(model)
+        rows = row_parts(vocabulary, limits, structures.follow)
+        editors = choose_editors(model, rows, structures.constraints)
         ground = Ground(rows.table, vocabulary, Shaping(editors, rows.scores), limits.num_blocks, limits.block_size)
         control = control_plane(config, limits, rows, choose_speculation(config, model, draft, limits, ground), editors)
         data = _fake_plane(ground, target) if parts is None else data_plane(config, model, target, parts, ground)
+        control, data = structures.added(control, data, limits)
     except MemoryError as err:
         raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err
     data = replace(data, clear=both(data.clear, control.clear), copy=both(data.copy, control.copy), choices=(*data.choices, pool))
@@ -143,7 +146,7 @@ def _fake_plane(ground: Ground, target: ComputeTarget) -> DataPlane:
     from batchinfer.runtime.fake import FakeHead, FakeRunner
 
     batcher = RaggedBatchBuilder(ground.table, ground.block_size, target.device)
-    return DataPlane(batcher, FakeRunner(), FakeHead(ground.table, ground.vocabulary))
+    return DataPlane(batcher, FakeRunner(), FakeHead(ground.table, ground.vocabulary, ground.shaping.editors))
 
 
 def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data: DataPlane, limits: EngineLimits) -> EngineFacts:

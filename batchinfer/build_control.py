@@ -5,6 +5,7 @@ Features that exclude each other are settled first (`settled`), so that every co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from batchinfer.config import EngineConfig
@@ -23,6 +24,7 @@ from batchinfer.core.room import ForecastRoom, FreeSlabs, NothingHeld
 from batchinfer.core.scheduler import Budget, ChunkedPrefill, Policies, Scheduler, WholePrompts
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.stop import StopChecker
+from batchinfer.core.structure import NeverEnds, RowEndings
 from batchinfer.core.turns import TakeTurns
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.engine import ControlPlane
@@ -81,11 +83,16 @@ class RowParts:
     scores: RowScores
 
 
-def row_parts(vocabulary: Vocabulary, limits: EngineLimits) -> RowParts:
-    """Columns for as many and as long rows as the engine holds."""
+def never_ends(table: SequenceTable) -> RowEndings:
+    """Rows without structures."""
+    return NeverEnds()
+
+
+def row_parts(vocabulary: Vocabulary, limits: EngineLimits, follow: Callable[[SequenceTable], RowEndings] = never_ends) -> RowParts:
+    """Columns for as many and as long rows as the engine holds; `follow` makes what knows of their structures."""
     longest = min(limits.max_model_len, limits.pool_tokens + 1)
     table = SequenceTable(limits.max_num_seqs, longest, -(-longest // limits.block_size))
-    return RowParts(table, StopChecker(table, vocabulary), RowScores(table))
+    return RowParts(table, StopChecker(table, vocabulary, follow(table)), RowScores(table))
 
 
 def control_plane(

@@ -9,7 +9,7 @@ from batchinfer.runtime.logits import Editor, MinTokens
 from batchinfer.runtime.penalties import Penalties
 
 
-def choose_editors(model: ModelHandle, rows: RowParts) -> tuple[Editor, ...]:
+def choose_editors(model: ModelHandle, rows: RowParts, constraints: Editor) -> tuple[Editor, ...]:
     """Every editor looks only at rows that ask for it; one head after another may use them, as a draft model's does."""
     vocabulary = model.tokenizer.vocabulary
     eos_ids = [i for i in vocabulary.eos_ids if i < vocabulary.size]
@@ -18,4 +18,5 @@ def choose_editors(model: ModelHandle, rows: RowParts) -> tuple[Editor, ...]:
         MinTokens(rows.table, eos_ids, rows.stopper.stop_ids),
         LogitBias(rows.table),
         Penalties(rows.table),
+        constraints,  # the last: it lets through what nothing can replace
     )

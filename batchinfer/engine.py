@@ -16,12 +16,13 @@ from batchinfer.core.drafts import DraftProposer, clear_nothing, copy_nothing
 from batchinfer.core.logprobs import RowScores
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.plan import Drafts, Plan, StepResult
-from batchinfer.core.request import Request, Result, SamplingParams
+from batchinfer.core.request import FinishReason, Request, Result, SamplingParams, structure_of
 from batchinfer.core.retention import Retention
 from batchinfer.core.scheduler import Scheduler
 from batchinfer.core.sequences import Sequence
 from batchinfer.core.stats import RunStats, StepShape, ignore_step
 from batchinfer.core.stop import REASONS, StopChecker
+from batchinfer.core.structure import NoStructures, Structures
 from batchinfer.errors import InputError
 from batchinfer.runtime.data_plane import DataPlane
 from batchinfer.runtime.isolation import Fault, Isolation
@@ -42,6 +43,7 @@ class ControlPlane:
     scores: RowScores
     clear: Callable[[np.ndarray], None] = clear_nothing  # of what the proposer keeps in blocks that hold damage
     copy: Callable[[list[tuple[int, int]]], None] = copy_nothing  # of the same
+    structures: Structures = field(default_factory=NoStructures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Engine:
         self.drafter = control.drafter
         self.retention = control.retention
         self.scores = control.scores
+        self.structures = control.structures
         self.batcher = device.batcher
         self.runner = device.runner
         self.head = device.head
@@ -128,7 +131,7 @@ class Engine:
         just now" and lets the engine step on instead of waiting.
         """
         try:
-            yield from self._run(iter(requests))
+            yield from self._run(self.structures.ahead(iter(requests), structure_of))
         finally:
             self.abort()  # a run that is given up leaves no row behind for the next one
 
@@ -137,6 +140,7 @@ class Engine:
         if request.params is not self._checked:  # most rows share theirs
             self._checked = request.params.check()
         request = admissible(request, self.limits, self._vocabulary.size)
+        self.structures.require(request.params.structured_outputs)
         limit, clipped = token_limit(request, self.limits)
         seqs = [Sequence(self._next_id + choice, request, limit, clipped, choice) for choice in range(request.params.n)]
         self._next_id += len(seqs)
@@ -170,10 +174,9 @@ class Engine:
         self.retention.step_ended(plan.slots)
         self.stats.output_tokens += int(added.sum())
         ended = np.flatnonzero(verdict)
-        if not len(ended):
-            return [], emitted
         slots = sampling[ended]
-        finished = [result for slot, code in zip(slots, verdict[ended], strict=True) for result in self._finish(int(slot), int(code))]
+        ends = zip(slots.tolist(), verdict[ended].tolist(), strict=True)
+        finished = [result for slot, code in ends for result in self._finish(slot, REASONS[code])]
         self.memory.release(slots)
         return finished, emitted
 
@@ -209,16 +212,12 @@ class Engine:
         emitted[stay] = added
         return results + finished, emitted
 
-    def _finish(self, slot: int, code: int) -> list[Result]:
+    def _finish(self, slot: int, reason: FinishReason) -> list[Result]:
         seq = self.memory.table.sequences[slot]
         assert seq is not None
         output_ids = self.memory.table.output_of(slot)
-        reason = REASONS[code]
-        stats = self.stats
-        stats.rows_finished += 1
-        stats.finish_reasons[reason.value] = stats.finish_reasons.get(reason.value, 0) + 1
         cut = seq.clipped and reason == "length"
-        stats.clipped_rows += cut
+        self.stats.count_end(reason.value, cut)
         if not seq.request.params.ignore_eos:
             self.scheduler.forecast.finished(len(output_ids))
         logprobs, prompt_logprobs = self.scores.finish(seq, len(output_ids))
@@ -235,7 +234,7 @@ class Engine:
             prompt_logprobs=prompt_logprobs,
             prompt_ids=None if prompt_logprobs is None else seq.request.prompt_ids,
         )
-        return self._groups.ended(seq, result)
+        return self._groups.ended(seq, self.structures.judged(result, seq.request))
 
     def _run(self, source: Iterator[Request | Result | None]) -> Iterator[Result]:
         exhausted = False

@@ -116,6 +116,7 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     from datetime import datetime
 
     from batchinfer.build import open_model
+    from batchinfer.build_structures import grammar_shelf, schemas_checked
     from batchinfer.io.results import ResultColumns
     from batchinfer.job.rows_in import RowStream, find_input, open_rows
     from batchinfer.reports.findings import PlanChecks
@@ -135,7 +136,8 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
         tally.see(row)
         checks.see(row)
 
-    tally.count(checks.watch(rows.prepared(stream.rows(), see), rows.forget))
+    shelf = grammar_shelf(model)
+    tally.count(schemas_checked(checks.watch(rows.prepared(stream.rows(), see), rows.forget), shelf))
     fit = seconds = outlook = None
     if tally.prompt_lengths:
         place = find_place(config, model, tally.lengths(), gpu)
@@ -145,6 +147,8 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
             cached = 0.0 if outlook is None else outlook.prediction.prefix_hit_rate
             seconds = None if gpu is not None else _least_seconds(model, fit, tally, cached)
     notes = [*rows.notes, rows.treatment]
+    if shelf.num_compiled:
+        notes.append(f"structured output: {shelf.num_compiled:,} different schemas, regexes, grammars or lists of choices compiled")
     if rows.parameter_columns:
         notes.append(f"sampling parameters from columns: {', '.join(rows.parameter_columns)}")
     return JobPlan(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from batchinfer.cli.flags import count, option, switch
+from batchinfer.cli.structure_flags import structure_values
 from batchinfer.errors import ConfigError, InputError
 
 
@@ -47,6 +48,11 @@ class SamplingFlags:
         list[str] | None,
         option("Sampling, rarely needed", "--bad-words", text="Never say this; may be given again.", metavar="TEXT"),
     ] = None
+    response_format: Annotated[
+        str | None,
+        option("Sampling", "--response-format", text="Answers as JSON: @FILE or text of a JSON schema, or json_object.", metavar="SCHEMA"),
+    ] = None
+    choices: Annotated[str | None, option("Sampling", "--choices", text="Each answer is one of these texts.", metavar="A,B,C")] = None
     stop_token_ids: Annotated[
         str | None, option("Sampling, rarely needed", "--stop-token-ids", text="End a row at these token ids.", metavar="ID,ID")
     ] = None
@@ -75,7 +81,8 @@ class SamplingFlags:
 
     def values(self) -> dict[str, Any]:
         """What was given, by parameter name, for `SamplingParams.updated`."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"}
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "response_format", "choices")}
+        given |= structure_values(self.response_format, self.choices)
         if self.stop_token_ids is not None:
             given["stop_token_ids"] = _id_list(self.stop_token_ids)
         return {name: value for name, value in given.items() if value is not None and value != []}

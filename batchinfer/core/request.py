@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from batchinfer.core.structure import STRUCTURE_NAMES, Structure, parse_structure, structure_asked
 from batchinfer.core.token_logprobs import TokenLogprobs
 from batchinfer.errors import InputError
 
@@ -68,6 +69,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: Structure | None = None
 
     def __post_init__(self) -> None:
         """Take one stop string, lists, and a mapping of biases, as they are commonly written."""
@@ -79,6 +81,8 @@ class SamplingParams:
             object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", _biases("logit_bias", self.logit_bias))
+        if isinstance(self.structured_outputs, Mapping):
+            object.__setattr__(self, "structured_outputs", parse_structure("structured_outputs", self.structured_outputs))
 
     @property
     def greedy(self) -> bool:
@@ -139,25 +143,25 @@ class SamplingParams:
         """
         given: dict[str, Any] = {}
         beside: dict[str, Any] = {}
+        wishes: dict[str, Any] = {}
         for key, value in values.items():
             if value is None:
                 continue
             name = ALIASES.get(key, key)
-            if name in BESIDE:
+            if name in STRUCTURE_NAMES:
+                wishes[name] = value
+            elif name in BESIDE:
                 beside[name] = value
             elif name in PARSERS:
                 if name in given and name != key:
                     continue  # the parameter's own name wins over an alias beside it
                 given[name] = PARSERS[name](key, value)
-            elif name in NOT_YET:
-                if not NOT_YET[name](value):
-                    raise InputError(
-                        f"{key}={_show(value)} is not supported by this version; remove it from the row", "unsupported_parameter"
-                    )
             else:
                 raise InputError(f"unknown parameter {key!r}; known: {', '.join(sorted(PARAMETER_NAMES))}", "unknown_parameter")
         if "top_logprobs" in beside:
             given["logprobs"] = _with_alternatives(values.get("logprobs"), beside["top_logprobs"], given.get("logprobs", self.logprobs))
+        if wishes:
+            given["structured_outputs"] = structure_asked(wishes)
         params = replace(self, **given)._in_range() if given else self
         if "best_of" in beside and _integer("best_of", beside["best_of"]) != params.n:
             raise InputError(
@@ -282,21 +286,16 @@ PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "n": _integer,
     "logprobs": _alternatives,
     "prompt_logprobs": _alternatives,
+    "structured_outputs": parse_structure,
 }
 assert set(PARSERS) == {f.name for f in fields(SamplingParams)}
 
 ALIASES = {"max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens"}
 
-# Parameters of the field that this version cannot honour yet: a value that asks for nothing passes, others are the
-# row's error, by name.
-NOT_YET: dict[str, Callable[[Any], bool]] = {
-    "response_format": lambda v: isinstance(v, Mapping) and v.get("type") == "text",
-    "structured_outputs": lambda v: v == {},
-}
 
-MAY_BE_NONE = frozenset({"seed", "logprobs", "prompt_logprobs"})
+MAY_BE_NONE = frozenset({"seed", "logprobs", "prompt_logprobs", "structured_outputs"})
 BESIDE = frozenset({"top_logprobs", "best_of"})  # say something of another parameter
-PARAMETER_NAMES = frozenset(PARSERS) | frozenset(ALIASES) | frozenset(NOT_YET) | BESIDE
+PARAMETER_NAMES = frozenset(PARSERS) | frozenset(ALIASES) | BESIDE | STRUCTURE_NAMES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -362,3 +361,8 @@ class Result:
     def failed(cls, row: int, error: InputError, num_prompt_tokens: int = 0) -> Result:
         """A row that ends with an error record."""
         return cls(row, error=RowError.of(error), num_prompt_tokens=num_prompt_tokens)
+
+
+def structure_of(item: Request | Result) -> Structure | None:
+    """What the row's answer must look like; a failed row has none."""
+    return item.params.structured_outputs if isinstance(item, Request) else None

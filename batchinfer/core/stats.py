@@ -70,6 +70,12 @@ class RunStats:
     clipped_rows: int = 0  # rows whose max_tokens was cut by context or pool, and that ended there
     seconds: StageSeconds = field(default_factory=StageSeconds)
 
+    def count_end(self, reason: str, clipped: bool) -> None:
+        """A sequence ended for this reason."""
+        self.rows_finished += 1
+        self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
+        self.clipped_rows += clipped
+
     @property
     def prefix_hit_rate(self) -> float:
         """Share of prompt tokens that the prefix cache gave."""

@@ -16,6 +16,7 @@ from batchinfer.core.plan import StepResult
 from batchinfer.core.repetition import RepetitionWatch
 from batchinfer.core.request import FinishReason, SamplingParams
 from batchinfer.core.sequences import Sequence, SequenceTable
+from batchinfer.core.structure import NeverEnds, RowEndings
 from batchinfer.core.vocabulary import Vocabulary
 
 GOES_ON, STOP, LENGTH, REPETITION = 0, 1, 2, 3
@@ -74,7 +75,9 @@ class TokenSpellings:
 class StopChecker:
     """Decides which rows end with the tokens just appended."""
 
-    def __init__(self, table: SequenceTable, vocabulary: Vocabulary) -> None:
+    def __init__(self, table: SequenceTable, vocabulary: Vocabulary, endings: RowEndings | None = None) -> None:
+        """`endings` knows of rows whose structure is complete; none of them by default."""
+        self._endings = endings or NeverEnds()
         self._table = table
         self._vocabulary = vocabulary
         self._repetition = RepetitionWatch(table)
@@ -143,6 +146,9 @@ class StopChecker:
         may_end = num_tokens >= table.min_end[slots]
         verdict[self._repetition.check(slots) & may_end] = REPETITION
         verdict[ended & may_end] = STOP
+        complete = self._endings.ended(slots)
+        if complete is not None:
+            verdict[complete] = STOP  # whatever min_tokens or ignore_eos say: nothing can follow
         return verdict
 
     def text(self, seq: Sequence, output_ids: np.ndarray, reason: FinishReason) -> str:
@@ -151,7 +157,7 @@ class StopChecker:
         watcher = self._by_index[self._table.watch[seq.slot]]
         kept = None if watcher is None else watcher.cut_at.get(seq.slot)
         ids = output_ids.tolist()
-        if reason is FinishReason.STOP and kept is None and not params.include_stop_str_in_output:
+        if reason is FinishReason.STOP and kept is None and not params.include_stop_str_in_output and not self._endings.whole(seq.slot):
             ids.pop()
         if kept is None:
             return vocabulary.continuation(ids, params.skip_special_tokens)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchinfer.core.request import ALIASES, NOT_YET, PARSERS, SamplingParams
+from batchinfer.core.request import ALIASES, SamplingParams
 from batchinfer.errors import InputError, ModelError
 from batchinfer.weights.gguf import GgufHeader, read_gguf
 from batchinfer.weights.json_file import read_json
@@ -78,10 +78,6 @@ def _sampling_defaults(generation: Mapping[str, Any], place: str) -> tuple[dict[
         if value is None or (greedy and key in NOISE_KEYS):
             continue
         name = ALIASES.get(key, key)
-        if name not in PARSERS:
-            if not NOT_YET[name](value):
-                notes.append(f"{place} asks for {key}={value}, which this version does not apply")
-            continue
         try:
             SamplingParams().updated({name: value})
         except InputError as err:

@@ -6,12 +6,14 @@ The next token is a fixed function of the last, so results are deterministic and
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from batchinfer.core.plan import StepResult
 from batchinfer.core.request import RowError
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.runtime.batch import StepBatch
+from batchinfer.runtime.logits import Editor
 from batchinfer.runtime.verify import accept
 
 NEVER = RowError("engine_error", "a fake model cannot fail")
@@ -27,8 +29,10 @@ class FakeRunner:
 class FakeHead:
     """Next token = next ordinary token of a fixed cycle through the vocabulary. Never EOS."""
 
-    def __init__(self, table: SequenceTable, vocabulary: Vocabulary) -> None:
+    def __init__(self, table: SequenceTable, vocabulary: Vocabulary, editors: tuple[Editor, ...] = ()) -> None:
+        """Of `editors`, bans are obeyed: a banned token gives way to the first that is allowed."""
         self._table = table
+        self._editors = editors
         avoid = vocabulary.special_ids | set(vocabulary.eos_ids)
         ordinary = np.array([i for i in range(vocabulary.size) if i not in avoid and vocabulary.token_bytes[i]], np.int32)
         ordinary = np.random.default_rng(0).permutation(ordinary)
@@ -38,4 +42,12 @@ class FakeHead:
     def decide(self, hidden: None, batch: StepBatch) -> StepResult:
         """The tokens of each sampling span."""
         last = self._table.tokens[batch.sampling_slots, batch.fill_positions - 1]
-        return accept(self._next.take(last), np.ones(len(last), bool), batch, NEVER)
+        token_ids = self._next.take(last)
+        edits = [edit for editor in self._editors for edit in editor.edits(batch.sampling_slots, batch.fill_positions)]
+        if edits:
+            logits = torch.zeros(len(token_ids), len(self._next))
+            logits[torch.arange(len(token_ids)), torch.from_numpy(token_ids).long()] = 1.0
+            for edit in edits:
+                edit.change(0, logits)
+            token_ids = logits.argmax(1).to(torch.int32).numpy()
+        return accept(token_ids, np.ones(len(last), bool), batch, NEVER)

@@ -64,7 +64,6 @@ def bad_flags(*flags: str) -> tuple[Try, ...]:
 
 
 ONE = (Try(),)
-STRUCTURED = Case(waits="structured output")
 IMPOSSIBLE = (
     "--kv-cache-memory 10TB",
     "--max-model-len 1000000000",
@@ -263,12 +262,23 @@ CASES: dict[str, Case] = {
     "sam-n-greater-one": Case(ONE),
     "sam-prompt-at-context-limit": Case((Try(flags="--max-model-len 64"),)),
     "sam-topk-topp-limits": Case(ONE),
-    "so-bad-schema-isolated": STRUCTURED,
-    "so-enum-unicode-and-escapes": STRUCTURED,
-    "so-integer-bounds": STRUCTURED,
-    "so-many-schemas-in-one-batch": STRUCTURED,
-    "so-recursive-schemas": STRUCTURED,
-    "so-whitespace-runaway": STRUCTURED,
+    "so-bad-schema-isolated": Case(ONE),
+    "so-enum-unicode-and-escapes": Case(ONE),
+    "so-integer-bounds": Case(ONE),
+    "so-many-schemas-in-one-batch": Case(
+        each(
+            [
+                "",
+                "--max-num-seqs 1",
+                "--max-num-seqs 16",
+                "--block-size 16 --num-kv-blocks 24",
+                "--speculative ngram --num-speculative-tokens 4",
+            ],
+            lambda f: Try(flags=f),
+        )
+    ),
+    "so-recursive-schemas": Case(ONE),
+    "so-whitespace-runaway": Case(ONE),
     "tok-double-bos-and-template": Case(ONE),
     "tok-ignore-eos": Case(ONE),
     "tok-leading-space-kept": Case(ONE),

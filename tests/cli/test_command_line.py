@@ -93,7 +93,7 @@ def test_version_everywhere(cli: Cli, args: tuple[str, ...]) -> None:
         ("--speculative draft:", "must be off, ngram, or draft:MODEL"),
         ("--speculative medusa", "must be off, ngram, or draft:MODEL"),
         ("--num-speculative-tokens 0", "--num-speculative-tokens 0: must be from 1 to 64"),
-        ("--response-format @s.json", "--response-format is not in this version"),
+        ("--response-format @s.json", "--response-format @s.json: cannot be read"),
         ("--no-such-flag", "No such option"),
         ("--num-kv-blocks 8 --kv-cache-memory 1GB", "give one of them"),
     ],

@@ -131,7 +131,7 @@ def test_many_different_stops_keep_the_tables_small() -> None:
         ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": 2, "top_logprobs": 3}, "top_logprobs"),
         ({"top_logprobs": 1000}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
         ({"max_token": 5}, "max_token"),
     ],
 )

@@ -48,6 +48,13 @@ def test_chat() -> None:
 
 
 @pytest.mark.model
+def test_structured() -> None:
+    facts, mood = load("structured").main()
+    assert list(json.loads(facts)) == ["person", "place", "date"]
+    assert mood in ("yes", "no")
+
+
+@pytest.mark.model
 def test_engine_steps() -> None:
     texts = load("engine_steps").main()
     assert sorted(texts) == [0, 1, 2]
