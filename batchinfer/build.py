@@ -124,6 +124,7 @@ def engine_limits(
         num_blocks=config.num_kv_blocks,
         memory=config.kv_cache_memory,
         need_tokens=need.pool_tokens if need is not None and config.paged else None,
+        is_stored=not config.fake_model,
     )
     num_blocks, reason = choose_num_blocks(ask, target.device)
     if not config.paged:

@@ -182,8 +182,7 @@ def simulated_engine(config: EngineConfig, model: ModelHandle, limits: EngineLim
         num_kv_blocks=limits.num_blocks - 1,
         kv_cache_memory=None,
     )
-    one_layer = replace(model, config=replace(model.config, num_layers=1))  # nothing is stored; only the check of the memory looks at it
-    return build_engine(bare, one_layer)
+    return build_engine(bare, model)
 
 
 class Simulation:

@@ -12,6 +12,7 @@ from batchinfer.machine import read_memory
 
 CPU_SHARE = 0.4  # of the memory that is free once the weights are loaded
 CUDA_SHARE = 0.85
+UNBOUNDED = 2**50
 SPARE = 1.25  # room above the need, for prefixes that outlive their rows
 
 
@@ -26,6 +27,7 @@ class PoolRequest:
     num_blocks: int | None
     memory: int | None  # bytes
     need_tokens: int | None
+    is_stored: bool = True  # False: the forward pass is a fake, and blocks are numbers only
 
 
 def free_bytes(device: torch.device) -> int:
@@ -53,7 +55,7 @@ def return_freed_memory() -> None:
 def choose_num_blocks(ask: PoolRequest, device: torch.device) -> tuple[int, str]:
     """(blocks in all, the null block included; why). Raises `ConfigError` or `CapacityError` when it cannot be."""
     block_bytes = ask.block_size * ask.bytes_per_token
-    free = free_bytes(device)
+    free = free_bytes(device) if ask.is_stored else UNBOUNDED
     if ask.num_blocks is not None or ask.memory is not None:
         blocks = ask.num_blocks if ask.num_blocks is not None else (ask.memory or 0) // block_bytes
         flag = "--num-kv-blocks" if ask.num_blocks is not None else "--kv-cache-memory"
