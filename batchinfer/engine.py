@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from batchinfer.core.accounting import SpanRows, StepTimes, StepWork, count_step, shape_of
-from batchinfer.core.admission import EngineLimits, admissible, token_limit
+from batchinfer.core.admission import CheckedOnce, EngineLimits, admissible, token_limit
 from batchinfer.core.choices import ChoiceGroups
 from batchinfer.core.drafts import DraftProposer, clear_nothing, copy_nothing
 from batchinfer.core.logprobs import RowScores
 from batchinfer.core.memory import KVMemory
 from batchinfer.core.plan import Drafts, Plan, StepResult
-from batchinfer.core.request import FinishReason, Request, Result, SamplingParams, structure_of
+from batchinfer.core.request import FinishReason, Request, Result, structure_of
 from batchinfer.core.retention import Retention
 from batchinfer.core.scheduler import Scheduler
 from batchinfer.core.sequences import Sequence
@@ -83,7 +83,7 @@ class Engine:
         self._vocabulary = vocabulary
         self._window = max(2 * limits.max_num_seqs, 512)
         self._next_id, self._groups = 0, ChoiceGroups()
-        self._checked: SamplingParams | None = None
+        self._params = CheckedOnce()
 
     @property
     def num_unfinished(self) -> int:
@@ -137,8 +137,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue one row. Raises `InputError` when it could never run: refused now, it never blocks the queue."""
-        if request.params is not self._checked:  # most rows share theirs
-            self._checked = request.params.check()
+        self._params.check(request.params)
         request = admissible(request, self.limits, self._vocabulary.size)
         self.structures.require(request.params.structured_outputs)
         limit, clipped = token_limit(request, self.limits)

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from batchinfer.core.request import Request
+from batchinfer.core.request import Request, SamplingParams
 from batchinfer.errors import InputError
+
+MOST_KNOWN = 1024  # sets of parameters that are remembered as checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,22 @@ class EngineLimits:
     block_size: int
     num_blocks: int
     kv_bytes_per_token: int
+
+
+class CheckedOnce:
+    """Checks parameters once, however many rows share them: known by identity, which holds while they are kept here."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, SamplingParams] = {}
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise `InputError` for a value that is wrong."""
+        if self._known.get(id(params)) is params:
+            return
+        params.check()
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[id(params)] = params
 
 
 def admissible(request: Request, limits: EngineLimits, vocab_size: int) -> Request:
