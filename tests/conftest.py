@@ -6,9 +6,15 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported anywhere
 
+import hypothesis
 import pytest
 
 from batchinfer.weights.source import ModelFiles
+
+# The same examples in every run: what fails here fails everywhere. HYPOTHESIS_PROFILE=explore looks for new ones.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(scope="session")
