@@ -21,7 +21,7 @@ from batchinfer.runtime.batch import StepBatch
 from batchinfer.runtime.data_plane import BatchBuilder, Head
 from batchinfer.runtime.grammar_shelf import GrammarShelf
 from batchinfer.runtime.logits import AskingSlots, LogitEdit
-from batchinfer.runtime.masking import MaskEdit
+from batchinfer.runtime.masking import MaskEdit, Masks
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -39,8 +39,9 @@ class _Masks:
 
     first: dict[int, int]
     extent: dict[int, int]  # places behind the last token that are covered
-    bits: np.ndarray  # int32 [N, words]
-    work: list[tuple[Any, int, list[int]]] = field(default_factory=list)
+    work: list[tuple[Any, int, list[int]]]  # matcher, its first row, tokens of the places
+    count: int
+    made: Masks = field(init=False)
 
     def has(self, slots: Tokens[int], offsets: Tokens[int]) -> bool:
         return all(self.extent.get(slot, -1) >= offset for slot, offset in zip(slots, offsets, strict=True))
@@ -147,7 +148,7 @@ class Constraints:
             masks = self._laid_out(who, places[index])
             self._compute(masks)
         rows = np.array([masks.first[slot] + offset for slot, offset in zip(who.tolist(), offsets, strict=True)])
-        return (MaskEdit(index, masks.bits[rows], self._vocab_size),)
+        return (MaskEdit(index, masks.made.at(rows)),)
 
     def _catch_up(self, slot: int) -> LLMatcher:
         matcher, end = self._matchers[slot], int(self._table.num_tokens[slot])
@@ -181,26 +182,27 @@ class Constraints:
             first[slot] = count
             work.append((self._matchers[slot], count, table.tokens[slot, end : end + most].tolist() if most else []))
             count += most + 1
-        words = -(-self._vocab_size // 32)
-        return _Masks(first, extent, np.zeros((count, words), np.int32), work)
+        return _Masks(first, extent, work, count)
 
     def _compute(self, masks: _Masks) -> None:
         if self._executor is None:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(self._num_threads)
-        count, words = masks.bits.shape
+        bits = np.zeros((masks.count, -(-self._vocab_size // 32)), np.int32)
+        shape = (bits.ctypes.data, 4 * bits.shape[1], len(bits))
         single = [(matcher, first) for matcher, first, drafts in masks.work if not drafts]
         drafted = [item for item in masks.work if item[2]]
         if single:
-            self._executor.unsafe_compute_mask_ptr(single, masks.bits.ctypes.data, 4 * words, count)
+            self._executor.unsafe_compute_mask_ptr(single, *shape)
         if drafted:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, masks.bits.ctypes.data, 4 * words, count)
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *shape)
         for matcher, first, drafts in masks.work:
             if matcher.is_error():  # its mask allows an end that is none
-                masks.bits[first : first + len(drafts) + 1] = 0
-        over = masks.bits.any(1) & ~(masks.bits & ~self._eos_bits).any(1)
-        masks.bits[over] = self._end_bits  # one end is enough: a single token cannot be banned
+                bits[first : first + len(drafts) + 1] = 0
+        over = bits.any(1) & ~(bits & ~self._eos_bits).any(1)
+        bits[over] = self._end_bits  # one end is enough: a single token cannot be banned
+        masks.made = Masks.of(bits)
 
 
 def _bits_of(token_ids: Tokens[int], vocab_size: int) -> np.ndarray:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from batchinfer.core.structure import Structure, StructureKind, choices_of
 from batchinfer.errors import InputError
 
@@ -188,8 +186,3 @@ def _num_joined(schema: Any) -> int:
                 joins = joins or "allOf" in item or ("$ref" in item and strict > 0)
         level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item) if isinstance(inner, dict | list)]
     return count if joins else 0
-
-
-def unpacked(bits: np.ndarray, width: int) -> np.ndarray:
-    """Masks int32 [N, words] as bool [N, width]."""
-    return np.unpackbits(bits.view(np.uint8), axis=1, count=width, bitorder="little").view(bool)

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchinfer.core.structure import Structure, StructureKind
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.errors import InputError
-from batchinfer.runtime.grammar import GrammarCompiler, unpacked
+from batchinfer.runtime.grammar import GrammarCompiler
 from batchinfer.runtime.grammar_shelf import AHEAD, GrammarShelf
-from batchinfer.runtime.masking import only_tokens
+from batchinfer.runtime.masking import MaskEdit, Masks, only_tokens
 
 EOS = 256
 BYTES = Vocabulary([*(bytes([i]) for i in range(256)), b"<eos>"], frozenset({EOS}), (EOS,))
@@ -29,6 +30,10 @@ def compiler(vocabulary: Vocabulary = BYTES) -> GrammarCompiler:
 
 
 COMPILER = compiler()
+
+
+def unpacked(bits: np.ndarray, width: int) -> np.ndarray:
+    return np.unpackbits(bits.view(np.uint8), axis=1, count=width, bitorder="little").view(bool)
 
 
 def schema(value: Any) -> Structure:
@@ -212,6 +217,23 @@ def test_only_tokens_are_found_in_masks() -> None:
     assert (one == (masks.sum(1) == 1)).all()
     assert (token_ids[one] == masks.argmax(1)[one]).all()
     assert (unpacked(bits, 96) == masks).all()
+
+
+def test_masks_change_the_logits_of_their_rows_alone_slice_by_slice() -> None:
+    rng = np.random.default_rng(1)
+    masks = rng.random((5, 96)) < 0.4
+    masks[2] = np.arange(96) == 70
+    bits = np.packbits(masks, axis=1, bitorder="little").view(np.int32)
+    rows = np.array([0, 2, 3, 6, 7])
+    for chosen, height in ((rows, 9), (np.arange(5), 5)):
+        logits = torch.randn(height, 100)
+        edit, changed = MaskEdit(chosen, Masks.of(bits)), logits.clone()
+        for first in (0, 40, 80):
+            edit.change(first, changed[:, first : first + 40])
+        wanted = logits.clone()
+        wanted[torch.from_numpy(chosen), :96] = torch.where(torch.from_numpy(masks), logits[chosen, :96], -torch.inf)
+        wanted[chosen[2], 70] = 0.0
+        assert torch.equal(changed, wanted)
 
 
 def _schemas() -> st.SearchStrategy[Any]:
