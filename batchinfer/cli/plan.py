@@ -148,7 +148,9 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
             seconds = None if gpu is not None else _least_seconds(model, fit, tally, cached)
     notes = [*rows.notes, rows.treatment]
     if shelf.num_compiled:
-        notes.append(f"structured output: {shelf.num_compiled:,} different schemas, regexes, grammars or lists of choices, each of them tried")
+        notes.append(
+            f"structured output: {shelf.num_compiled:,} different schemas, regexes, grammars or lists of choices, each of them tried"
+        )
     if rows.parameter_columns:
         notes.append(f"sampling parameters from columns: {', '.join(rows.parameter_columns)}")
     return JobPlan(
