@@ -12,6 +12,7 @@ from batchinfer.build import JobNeed, ModelHandle, build_engine, open_model
 from batchinfer.config import EngineConfig
 from batchinfer.core.request import Request, Result
 from batchinfer.engine import Engine
+from batchinfer.runtime.head import GenerateHead
 from tests.fakes import Optimist
 
 
@@ -42,17 +43,26 @@ def run_all(engine: Engine, rows: list[Request]) -> dict[int, Result]:
     return results
 
 
+def generate_head(engine: Engine) -> GenerateHead:
+    """The head that samples, whatever stands before it."""
+    head: Any = engine.head
+    while not isinstance(head, GenerateHead):
+        head = head._inner
+    return head
+
+
 class RecordingHead:
     """Stands before the real head and keeps the logits of every sampled row, by (slot's sequence row, position)."""
 
     def __init__(self, engine: Engine) -> None:
         self._inner = engine.head
+        self._lm_head = generate_head(engine).lm_head
         self._table = engine.memory.table
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
         engine.head = self
 
     def decide(self, hidden: torch.Tensor, batch: Any) -> Any:
-        logits = self._inner.lm_head.logits(hidden)  # type: ignore[attr-defined]
+        logits = self._lm_head.logits(hidden)
         for slot, place, row in zip(batch.sampling_slots.tolist(), batch.fill_positions.tolist(), logits, strict=True):
             seq = self._table.sequences[slot]
             assert seq is not None

@@ -12,7 +12,7 @@ from batchinfer.layers.linear import Linear
 from batchinfer.layers.lm_head import LmHead
 from batchinfer.model.decoder import Decoder
 from batchinfer.runtime import pool_size
-from tests.engine.engines import build, open_tiny
+from tests.engine.engines import build, generate_head, open_tiny
 from tests.oracle.tiny_models import write_tiny
 
 
@@ -56,4 +56,4 @@ def held_bytes(decoder: Decoder, head: LmHead) -> int:
 def test_float32_weights_take_what_was_predicted(model: ModelHandle) -> None:
     """Packed layouts are opaque to torch; plain ones, whose head shares the table, can be counted."""
     engine = build(model, dtype="float32")
-    assert held_bytes(engine.runner._decoder, engine.head.lm_head) == footprint(model, "none")[0]
+    assert held_bytes(engine.runner._decoder, generate_head(engine).lm_head) == footprint(model, "none")[0]
