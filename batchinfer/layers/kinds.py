@@ -12,7 +12,7 @@ from torch import Tensor
 
 from batchinfer.errors import BackendError
 from batchinfer.layers.int4 import can_pack_int4, pack_int4, pack_int4_panels
-from batchinfer.layers.linear import Pack, pack_dense, pack_int8, pack_int8_narrow, pack_onednn_bf16
+from batchinfer.layers.linear import Pack, pack_dense, pack_float32, pack_int8, pack_int8_narrow, pack_onednn_bf16
 from batchinfer.layers.linear_check import int8_product_saturates
 from batchinfer.ops.layouts import Layout
 from batchinfer.ops.native.int4 import can_multiply_int4
@@ -61,7 +61,8 @@ def _plain(device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice
             return LinearKind("none", "plain", dtype, pack_onednn_bf16, pack_onednn_bf16), choice
         raise BackendError("--dtype bf16: this processor cannot multiply bf16 through oneDNN; use --dtype float32")
     choice = Choice("matmul", f"torch, {'bf16' if dtype is torch.bfloat16 else 'float32'}", "the device's own library")
-    return LinearKind("none", "plain", dtype, pack_dense, pack_dense), choice
+    pack = pack_dense if device.type != "cpu" else pack_float32
+    return LinearKind("none", "plain", dtype, pack, pack), choice
 
 
 def _int8() -> tuple[LinearKind, Choice]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from batchinfer.layers.row_sizes import row_sizes
 from batchinfer.ops.layouts import Dense, Int8Channel, Layout, OneDnnBf16
+from batchinfer.ops.reference import dense_matmul, onednn_bf16_matmul
 from batchinfer.ops.rotation import block_size, rotate
 from batchinfer.ops.rows import Entry, Product
 from batchinfer.ops.table import Ops
@@ -39,10 +42,28 @@ def pack_dense(weight: Tensor, bias: Tensor | None) -> Dense:
     return Dense(weight.contiguous(), bias)
 
 
+def pack_float32(weight: Tensor, bias: Tensor | None) -> Dense:
+    """Keep a float32 weight as it is, for a CPU, and know at which numbers of rows the library sums alike."""
+    return Dense(weight.contiguous(), bias, row_sizes("float32", _float32_product, (weight.shape[0], weight.shape[1]), weight.dtype))
+
+
+def _float32_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return partial(dense_matmul, layout=pack_dense(weight, None))
+
+
 def pack_onednn_bf16(weight: Tensor, bias: Tensor | None) -> OneDnnBf16:
-    """Reorder a bf16 weight for oneDNN's matrix kernels."""
+    """Reorder a bf16 weight for oneDNN's matrix kernels, and know at which numbers of rows they sum alike."""
+    sizes = row_sizes("onednn bf16", _onednn_product, (weight.shape[0], weight.shape[1]), weight.dtype)
+    return OneDnnBf16(_reorder(weight), bias, sizes)
+
+
+def _onednn_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return partial(onednn_bf16_matmul, layout=OneDnnBf16(_reorder(weight), None))
+
+
+def _reorder(weight: Tensor) -> Tensor:
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-    return OneDnnBf16(packed, bias)
+    return packed
 
 
 def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Channel:

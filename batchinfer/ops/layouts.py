@@ -13,6 +13,7 @@ class Dense:
 
     weight: Tensor
     bias: Tensor | None
+    sizes: tuple[int, ...] = ()  # numbers of rows at which the library sums alike; empty: at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class OneDnnBf16:
 
     packed: Tensor
     bias: Tensor | None
+    sizes: tuple[int, ...] = ()  # as above
 
 
 @dataclass(frozen=True, slots=True)

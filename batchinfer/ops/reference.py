@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16, PanelInt4
+from batchinfer.ops.row_sizes import in_row_sizes, pad_rows
 from batchinfer.ops.rows import ZERO_POINT, Entry, Product, ScaledRows, quantise_rows, to_dense
 
 ROWS = 8  # float32 products treat all rows alike from 8 rows on, in multiples of 8
@@ -53,25 +54,43 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def dense_matmul(x: Tensor, layout: Dense) -> Tensor:
     """x [T, in] -> [T, out]. Float32 on the CPU is padded to full groups of rows, so that no row sees its neighbours."""
+
+    def product(rows: Tensor) -> Tensor:
+        return F.linear(rows, layout.weight, layout.bias)
+
+    if layout.sizes:
+        return in_row_sizes(product, layout.sizes, x)
     rows = x.shape[0]
     multiple = ROWS if x.device.type == "cpu" else 1
-    return F.linear(_pad_rows(x, -rows % multiple), layout.weight, layout.bias)[:rows]
+    return product(pad_rows(x, -rows % multiple))[:rows]
 
 
 def onednn_bf16_matmul(x: Tensor, layout: OneDnnBf16) -> Tensor:
     """x bf16 [T, in] -> bf16 [T, out], accumulated in float32; a single row is padded, so that it sums as in a batch."""
+
+    def product(rows: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, layout.packed, layout.bias, "none", [], "")
+        return out
+
+    if layout.sizes:
+        return in_row_sizes(product, layout.sizes, x)
     rows = x.shape[0]
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(_pad_rows(x, max(0, ROWS_BF16 - rows)), layout.packed, layout.bias, "none", [], "")
-    return out[:rows]
+    return product(pad_rows(x, max(0, ROWS_BF16 - rows)))[:rows]
 
 
 def onednn_bf16_remainder(x: Tensor, layout: OneDnnBf16, rounded: Tensor) -> Tensor:
     """What rounding took from outputs that came out as `rounded` bf16 [T]: bf16 [T, out], subtracted before oneDNN rounds the sums."""
-    rows, outputs = x.shape[0], layout.packed.shape[0]
-    pad = max(0, ROWS_BF16 - rows)
-    less = F.pad(-rounded, (0, pad))[:, None].expand(-1, outputs).contiguous()
-    out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(_pad_rows(x, pad), less, layout.packed, layout.bias, "add")
-    return out[:rows]
+
+    def product(rows: Tensor, less: Tensor) -> Tensor:
+        less = less.expand(-1, layout.packed.shape[0]).contiguous()
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, less, layout.packed, layout.bias, "add")
+        return out
+
+    less = -rounded[:, None]
+    if layout.sizes:
+        return in_row_sizes(product, layout.sizes, x, less)
+    pad = max(0, ROWS_BF16 - x.shape[0])
+    return product(pad_rows(x, pad), pad_rows(less, pad))[: x.shape[0]]
 
 
 def int8_matmul(x: Entry, layout: Int8Channel) -> ScaledRows:
@@ -111,7 +130,3 @@ def _bf16(x: Tensor) -> Tensor:
 
 def _finish(product: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     return product.to(dtype) if bias is None else (product + bias).to(dtype)
-
-
-def _pad_rows(x: Tensor, count: int) -> Tensor:
-    return F.pad(x, (0, 0, 0, count)) if count else x

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from contextlib import suppress
-
 import torch
 
-from batchinfer.config import cache_root
 from batchinfer.errors import BackendError
 from batchinfer.layers.kinds import choose_linear
 from batchinfer.layers.trial import best_seconds, trial_product
-from batchinfer.machine import read_machine
+from batchinfer.remembered import remembered
 from batchinfer.runtime.device import ComputeTarget
 
 ROWS = 256
@@ -32,17 +26,8 @@ def int8_speed_up(target: ComputeTarget, shapes: list[tuple[int, int]]) -> float
         return None
     out, size = sorted(shapes, key=lambda shape: shape[0] * shape[1])[len(shapes) // 2]
     shape = min(out, MOST), min(size, MOST)
-    facts = [read_machine().cpu, torch.__version__, torch.get_num_threads(), target.dtype_name, shape]
-    place = cache_root() / "int8-gain" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
-    try:
-        ratio = float(json.loads(place.read_text())["times_as_fast"])
-    except (OSError, ValueError, KeyError, TypeError):
-        ratio = _measure(target, shape)
-        with suppress(OSError):  # a cache that cannot be written costs some milliseconds at each start
-            place.parent.mkdir(parents=True, exist_ok=True)
-            scratch = place.with_suffix(f".{os.getpid()}.tmp")
-            scratch.write_text(json.dumps({"times_as_fast": round(ratio, 2), "facts": facts}))
-            scratch.replace(place)
+    facts = [torch.__version__, torch.get_num_threads(), target.dtype_name, shape]
+    ratio = float(remembered("int8-gain", facts, lambda: round(_measure(target, shape), 2)))
     return ratio if ratio >= WORTH_SAYING else None
 
 
