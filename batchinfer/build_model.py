@@ -100,12 +100,12 @@ def is_quantised(model: ModelHandle) -> bool:
 
 def weight_footprint(model: ModelHandle, target: ComputeTarget, quantization: str | None = None) -> Footprint:
     """Bytes of the model's weights as the target holds them, or as they would be with another quantization."""
-    from batchinfer.layers.linear import pack_dense
+    from batchinfer.layers.linear import WITHOUT_COPY
     from batchinfer.model.footprint import Footprint
 
     name = quantization or target.linear.name
     original = 2 if name == "none" and target.dtype.itemsize == 2 and not is_quantised(model) else 4  # quantised from float32
-    shares_table = model.config.tied_head and name == "none" and target.linear.pack is pack_dense
+    shares_table = model.config.tied_head and name == "none" and target.linear.pack in WITHOUT_COPY
     return Footprint.of(model.config, name, target.dtype.itemsize, original, shares_table)
 
 

@@ -51,6 +51,9 @@ def _float32_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
     return partial(dense_matmul, layout=pack_dense(weight, None))
 
 
+WITHOUT_COPY = (pack_dense, pack_float32)  # a head that shares the table of embeddings takes no memory of its own
+
+
 def pack_onednn_bf16(weight: Tensor, bias: Tensor | None) -> OneDnnBf16:
     """Reorder a bf16 weight for oneDNN's matrix kernels, and know at which numbers of rows they sum alike."""
     sizes = row_sizes("onednn bf16", _onednn_product, (weight.shape[0], weight.shape[1]), weight.dtype)
