@@ -9,7 +9,7 @@ from typing import Any
 from batchinfer.errors import InputError
 from batchinfer.io.record import InputRow
 
-MAX_DEPTH = 256  # of lists and objects in each other
+MAX_DEPTH = 512  # of lists and objects in each other; Python reads and writes some 900 below a shallow stack
 BLANK = b" \t\r\n"
 SPACE = " \t\r\n"
 CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}

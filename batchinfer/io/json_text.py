@@ -33,11 +33,16 @@ def _plain(value: Any) -> Any:
 
 
 def without_nan(value: Any) -> Any:
-    """The value with null in place of NaN and infinities, at any depth."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return value
+    """The value with null in place of NaN and infinities, at any depth: without recursion, which would end before JSON does."""
+    top = [value]
+    waiting: list[Any] = [top]  # lists and objects of our own, whose items are still those of the value
+    while waiting:
+        holder = waiting.pop()
+        for place, item in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(item, float):
+                if not math.isfinite(item):
+                    holder[place] = None
+            elif isinstance(item, dict | list | tuple):
+                copy = holder[place] = dict(item) if isinstance(item, dict) else list(item)
+                waiting.append(copy)
+    return top[0]

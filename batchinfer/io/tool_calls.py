@@ -64,7 +64,7 @@ def read_mistral(text: str, names: Collection[str]) -> tuple[str, list[Call]] | 
         named = MISTRAL_NAME.match(block)
         if named is not None:
             arguments = _json(block[named.end() :])
-            calls.append(Call(named[1], _dump(arguments)) if isinstance(arguments, dict) else None)
+            calls.append(_made(named[1], arguments))
         else:
             listed = _json(block)
             calls += [_call(item) for item in listed] if isinstance(listed, list) else [None]
@@ -122,11 +122,16 @@ def _call(value: Any) -> Call | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = _json(arguments)
-    return Call(value["name"], _dump(arguments)) if isinstance(arguments, dict) else None
+    return _made(value["name"], arguments)
 
 
-def _dump(arguments: Any) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
+def _made(name: str, arguments: Any) -> Call | None:
+    if not isinstance(arguments, dict):
+        return None
+    try:
+        return Call(name, json.dumps(arguments, ensure_ascii=False))
+    except RecursionError:  # deeper than Python writes, though not than it reads
+        return None
 
 
 def _json(text: str) -> Any:

@@ -60,6 +60,18 @@ def test_deep_and_long_calls_stay_text() -> None:
     assert read_llama(";".join([ADD] * 1000), {"add"}) is None
 
 
+def test_calls_of_any_depth_stay_text_at_most() -> None:
+    """Near the end of Python's stack a call can be read and not be written."""
+    for depth in range(500, 1000):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        for known, text in (
+            (read_hermes, '<tool_call>{"name":"f","arguments":' + deep + "}"),
+            (read_llama, '{"name":"f","parameters":' + deep + "}"),
+            (read_mistral, "[TOOL_CALLS]f[ARGS]" + deep),
+        ):
+            known(text, {"f"})  # type: ignore[operator]
+
+
 def test_the_format_is_known_by_its_marks() -> None:
     def named(template: str, *tokens: str) -> str | None:
         found = find_format(template, tokens.__contains__)

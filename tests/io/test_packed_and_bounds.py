@@ -8,6 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from batchinfer.errors import InputFileError
@@ -101,3 +102,23 @@ def test_depth(tmp_path: Path) -> None:
     rows = read_jsonl(tmp_path / "out.jsonl")
     assert [(row["error"] or {}).get("code") for row in rows] == [None, "invalid_json", "invalid_json", None]
     assert f"more than {MAX_DEPTH} deep" in rows[1]["error"]["message"]
+
+
+@pytest.mark.parametrize("where", ["x", "messages", "tools", "response_format", "chat_template_kwargs", "sampling_params", "stop"])
+def test_the_deepest_json_ends_in_an_answer_or_in_an_error_of_its_row(tmp_path: Path, where: str) -> None:
+    """Whatever column it stands in, and with a NaN at the bottom, which the output has to be written without."""
+    for inside in ("[NaN]", '{"a":NaN}'):
+        opened, closed = ("[", "]") if inside[0] == "[" else ('{"a":', "}")
+        deep = opened * (MAX_DEPTH - 2) + inside + closed * (MAX_DEPTH - 2)
+        asked = "" if where == "messages" else '"prompt":"a",'
+        middle = f'{{"id":2,{asked}"{where}":{deep}}}'
+        (tmp_path / "a.jsonl").write_text(f'{{"id":1,"prompt":"a"}}\n{middle}\n{{"id":3,"prompt":"a"}}\n')
+        for ending in ("jsonl", "parquet"):
+            World().run(tmp_path / "a.jsonl", tmp_path / f"out.{ending}", overwrite=True)
+        first, row, last = read_jsonl(tmp_path / "out.jsonl")
+        assert first["error"] is last["error"] is None
+        assert (row["error"] is None) == (where == "x"), row["error"]
+        assert row["id"] == 2
+        assert json.dumps(row[where]).replace(" ", "") == deep.replace("NaN", "null")
+        stored = pq.read_table(tmp_path / "out.parquet").to_pylist()[1]
+        assert stored[where].replace(" ", "") == deep.replace("NaN", "null")
