@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from batchinfer.core.request import Request, Result, structure_of
-from batchinfer.errors import InputError
+from batchinfer.core.request import Request, Result, SamplingParams, structure_of
+from batchinfer.core.structure import StructureKind
+from batchinfer.errors import ConfigError, InputError
 from batchinfer.machine import usable_cores
 from batchinfer.runtime.grammar import GrammarCompiler
 from batchinfer.runtime.grammar_shelf import GrammarShelf
@@ -25,6 +26,20 @@ def grammar_shelf(model: ModelHandle) -> GrammarShelf:
     """Compiles structures for a model's tokenizer; needs neither its weights nor torch."""
     tokenizer = model.tokenizer
     return GrammarShelf(GrammarCompiler(tokenizer.vocabulary, lambda text: tokenizer.encode(text, add_special_tokens=False)))
+
+
+GIVEN_BY = {StructureKind.JSON: "--response-format", StructureKind.CHOICE: "--choices"}
+
+
+def check_job_structure(defaults: SamplingParams, shelf: GrammarShelf) -> None:
+    """Compile the structure of rows that bring none of their own: `ConfigError` where that fails, before any row would."""
+    structure = defaults.structured_outputs
+    if structure is None:
+        return
+    try:
+        shelf.require(structure)
+    except InputError as error:
+        raise ConfigError(f"{GIVEN_BY.get(structure.kind, 'structured_outputs')}: {error}") from None
 
 
 class StructureParts:

@@ -116,7 +116,7 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     from datetime import datetime
 
     from batchinfer.build import open_model
-    from batchinfer.build_structures import grammar_shelf, schemas_checked
+    from batchinfer.build_structures import check_job_structure, grammar_shelf, schemas_checked
     from batchinfer.io.results import ResultColumns
     from batchinfer.job.rows_in import RowStream, find_input, open_rows
     from batchinfer.reports.findings import PlanChecks
@@ -129,6 +129,8 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
     stream = RowStream.open(find_input(options), options, ResultColumns())
     model = open_model(config)
     rows = open_rows(stream, model, sampling, datetime.now())
+    shelf = grammar_shelf(model)
+    check_job_structure(rows.defaults, shelf)
     tally = RowTally(model.max_model_len, options.id_column, sample=RowSample(asked.output_length))
     checks = PlanChecks(model.tokenizer, options, rows.chat)
 
@@ -136,7 +138,6 @@ def _examine(config: EngineConfig, options: InputOptions, sampling: dict[str, An
         tally.see(row)
         checks.see(row)
 
-    shelf = grammar_shelf(model)
     tally.count(schemas_checked(checks.watch(rows.prepared(stream.rows(), see), rows.forget), shelf))
     fit = seconds = outlook = None
     if tally.prompt_lengths:

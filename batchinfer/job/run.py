@@ -13,6 +13,7 @@ from signal import SIGPIPE, Signals
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from batchinfer.build_structures import check_job_structure, grammar_shelf
 from batchinfer.config import EngineConfig
 from batchinfer.errors import ConfigError, InputFileError, OutputConflict
 from batchinfer.io.finish import finish
@@ -195,6 +196,7 @@ class Job:
         began = perf_counter()
         model = parts.open_model(self.asked.config)
         self._rows = open_rows(stream, model, self.asked.sampling, date)
+        check_job_structure(self._rows.defaults, grammar_shelf(model))
         self.report.seconds.load += perf_counter() - began
         for text in self._rows.notes:
             observer.note(text)
