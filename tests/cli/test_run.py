@@ -328,7 +328,7 @@ def test_what_8_bits_would_gain_is_said_where_they_would(cli: Cli, prompts: Path
         remembered = list((cache_root() / "int8-gain").glob("*.json"))
         assert remembered
         for path in remembered:
-            path.write_text(json.dumps({"times_as_fast": times}))
+            path.write_text(json.dumps({"value": times}))
         said = cli("run", prompts, "-m", tiny_folder, "-o", tmp_path / f"{times} again.jsonl", "--limit", "2")
         assert ("quantization: none (" in said.err) == (words is not None)
         assert words is None or words in said.err
