@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from batchinfer.core.request import Request, Result, SamplingParams
 from batchinfer.engine import Engine
 from batchinfer.errors import InputError
 from batchinfer.io.chat_options import PLAIN_CHAT, ChatOptions
+from batchinfer.io.tool_choice import CallWriter
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
@@ -67,10 +69,12 @@ class LLM:
         """Answer conversations: lists of messages with `role` and `content`. One conversation may stand alone.
 
         `options` (`batchinfer.io.chat_options`) are tools, template variables, and whether the last message is a
-        beginning that the answer goes on with, for all of them.
+        beginning that the answer goes on with, for all of them. Where they ask for tool calls that this model cannot be
+        made to write, `InputError` is raised.
         """
         single = len(conversations) > 0 and isinstance(conversations[0], Mapping)
-        return self._run([conversations] if single else list(conversations), partial(self._encode_chat, options), params, progress)
+        rows = [conversations] if single else list(conversations)
+        return self._run(rows, partial(self._encode_chat, options), self._with_calls(options, params), progress)
 
     def stream(self, requests: Iterable[Request | Result | None]) -> Iterator[Result]:
         """Yield results as they finish; requests are pulled lazily, so there may be any number of them.
@@ -89,6 +93,16 @@ class LLM:
             raise InputError("a conversation is a list of messages, each with role and content", "invalid_messages")
         text = self._model.tokenizer.render_chat([dict(message) for message in conversation], options=options)
         return self._model.tokenizer.encode(text, add_special_tokens=False)
+
+    def _with_calls(self, options: ChatOptions, params: Params) -> Params:
+        tokenizer = self._model.tokenizer
+        must_be = CallWriter.of(tokenizer.tool_format, tokenizer.special_ids_of).structure(options)
+        if must_be is None:
+            return params
+        own = self._defaults if params is None else params
+        if isinstance(own, SamplingParams):
+            return replace(own, structured_outputs=must_be)
+        return [replace(each, structured_outputs=must_be) for each in own]
 
     def _run(self, rows: list[Any], encode: Callable[[Any], Sequence[int]], params: Params, progress: bool) -> list[Result]:
         if params is not None and not isinstance(params, SamplingParams) and len(params) != len(rows):

@@ -33,6 +33,16 @@ class StructureKind(StrEnum):
     REGEX = "regex"
     CHOICE = "choice"  # a JSON list of strings
     GRAMMAR = "grammar"  # Lark, or EBNF as llama.cpp writes it
+    CALLS = "calls"  # tool calls: a form as `calls.py` has it
+
+
+TITLES = {
+    StructureKind.JSON: "the JSON schema",
+    StructureKind.REGEX: "the regex",
+    StructureKind.CHOICE: "the list of choices",
+    StructureKind.GRAMMAR: "the grammar",
+    StructureKind.CALLS: "tool_choice with the schemas of these tools",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,7 @@ class Structure:
     @property
     def title(self) -> str:
         """What messages call it."""
-        return {"json": "the JSON schema", "regex": "the regex", "choice": "the list of choices", "grammar": "the grammar"}[self.kind]
+        return TITLES[self.kind]
 
 
 ANY_OBJECT = Structure(StructureKind.JSON, '{"type":"object"}')
@@ -127,7 +137,7 @@ def _one_of(value: Mapping[str, Any], name: str) -> Structure | None:
         raise _wrong(f"{place} is not supported by this version; use json, json_object, regex, choice or grammar")
     if not isinstance(item, str) or not item:
         raise _wrong(f"{place} must be text, got {_show(item)}")
-    return Structure(StructureKind(key), _bounded(item, place))
+    return Structure(StructureKind(key), bounded(item, place))
 
 
 def _json(schema: Mapping[str, Any], place: str) -> Structure:
@@ -137,7 +147,7 @@ def _json(schema: Mapping[str, Any], place: str) -> Structure:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise _wrong(f"{place} cannot be written as JSON: {error}") from None
-    return Structure(StructureKind.JSON, _bounded(text, place))
+    return Structure(StructureKind.JSON, bounded(text, place))
 
 
 def _choice(item: Any, place: str) -> Structure:
@@ -145,10 +155,11 @@ def _choice(item: Any, place: str) -> Structure:
         raise _wrong(f"{place} must be a list of texts, none of them empty, got {_show(item)}")
     if len(item) > MAX_CHOICES:
         raise _wrong(f"{place} has {len(item):,} entries; at most {MAX_CHOICES:,} are allowed")
-    return Structure(StructureKind.CHOICE, _bounded(json.dumps(list(dict.fromkeys(item)), ensure_ascii=False), place))
+    return Structure(StructureKind.CHOICE, bounded(json.dumps(list(dict.fromkeys(item)), ensure_ascii=False), place))
 
 
-def _bounded(text: str, place: str) -> str:
+def bounded(text: str, place: str) -> str:
+    """The text of a structure, or `InputError` that names `place` where it is too long or no Unicode."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

@@ -10,6 +10,7 @@ import numpy as np
 
 from batchinfer.core.request import Result
 from batchinfer.core.vocabulary import Vocabulary
+from batchinfer.io.chat_options import ChatOptions
 from batchinfer.io.tool_calls import ToolFormat
 
 # How reasoning is set apart by the models that do; the first pair that fits counts.
@@ -31,6 +32,7 @@ class Reading:
     one_call: bool = False
     opened: int | None = None  # the reasoning tags (their place in REASONING_TAGS) whose first one ends the prompt
     cut_by_strings: bool = False  # stop strings: what was cut off must not come back
+    must_call: bool = False  # the answer is tool calls and nothing else, or the row has failed
 
 
 PLAIN_READING = Reading()
@@ -54,15 +56,17 @@ class AnswerReader:
     split_reasoning: bool = False
     marks: frozenset[int] = field(default_factory=frozenset)  # special tokens that calls and reasoning are marked with
 
-    def reading_of(self, tool_names: frozenset[str], one_call: bool, prompt: str, stop: Sequence[str]) -> Reading:
+    def reading_of(self, chat: ChatOptions, prompt: str, stop: Sequence[str]) -> Reading:
         """What to keep of a row until its answer is there."""
-        opened = None
+        if chat.must_call:
+            return Reading(chat.tool_names, chat.one_call, must_call=True)
+        tool_names, opened = chat.tool_names, None
         if self.split_reasoning:
             tail = prompt[-64:].rstrip()
             opened = next((index for index, (first, _) in enumerate(REASONING_TAGS) if tail.endswith(first)), None)
         if not tool_names and opened is None and not (self.split_reasoning and stop):
             return PLAIN_READING
-        return Reading(tool_names, one_call, opened, bool(stop))
+        return Reading(tool_names, chat.one_call, opened, bool(stop))
 
     def read(self, result: Result, reading: Reading = PLAIN_READING) -> Answer:
         """The answer of a row that ended well."""
@@ -71,7 +75,7 @@ class AnswerReader:
             return Answer(result.text)
         text = self._with_marks(result, reading)
         reasoning: str | None = None
-        if self.split_reasoning:
+        if self.split_reasoning and not reading.must_call:
             split = split_reasoning(text, reading.opened)
             if split is not None:
                 reasoning, text = split

@@ -33,6 +33,7 @@ class ChatOptions:
 
     tools: tuple[dict[str, Any], ...] = ()
     one_call: bool = False  # of several tool calls in an answer only the first counts
+    must_call: frozenset[str] = frozenset()  # the answer is a call of one of these tools; none: as the model likes
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final: bool = False  # the last message is a beginning that the answer goes on with
@@ -153,12 +154,28 @@ def check_depth(value: Any, name: str) -> None:
     raise InputError(f"{name} is nested more than {MAX_DEPTH} levels deep", "invalid_request")
 
 
-def _with_choice(options: ChatOptions, choice: Any, name: str) -> ChatOptions:
-    if choice is None or choice == "auto":
+def _with_choice(options: ChatOptions, value: Any, name: str) -> ChatOptions:
+    """What `tool_choice` says of the tools: a word, or `{"type": "function", "function": {"name": ...}}`, also as JSON text."""
+    if value is None or value == "auto":
         return options
-    if choice == "none":
+    if value == "none":
         return replace(options, tools=())
-    raise InputError(f"{name}={choice!r:.80} is not supported by this version; use auto or none", "unsupported_parameter")
+    wanted = options.tool_names if value == "required" else frozenset((_function_named(value, name),))
+    if not options.tools:
+        raise InputError(f"{name}={value!r:.80} needs tools, and there are none", "invalid_tools")
+    if not wanted <= options.tool_names:
+        raise InputError(f"{name} names {next(iter(wanted))!r:.80}, which is none of the tools", "invalid_tools")
+    return replace(options, must_call=wanted, one_call=options.one_call or value != "required")
+
+
+def _function_named(value: Any, name: str) -> str:
+    choice = _decoded(value, name) if isinstance(value, str) and value.lstrip().startswith("{") else value
+    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
+        named = choice["function"].get("name")
+        if isinstance(named, str):
+            return named
+    known = 'auto, none, required or {"type": "function", "function": {"name": ...}}'
+    raise InputError(f"{name}={value!r:.80} is not understood; use {known}", "invalid_parameter")
 
 
 def _flag(values: Mapping[str, Any], name: str, prefix: str) -> bool | None:

@@ -16,6 +16,7 @@ from batchinfer.io.answers import PLAIN_READING, AnswerReader, Reading
 from batchinfer.io.chat_options import PLAIN_CHAT, ChatOptions
 from batchinfer.io.record import InputRow
 from batchinfer.io.rows import Ask
+from batchinfer.io.tool_choice import CallWriter
 from batchinfer.io.truncate import ERROR, Cutter, PlacedTokens
 
 BATCH_ROWS = 256
@@ -76,12 +77,20 @@ class _Pending:
 class RowPreparer:
     """Turns batches of parsed rows into requests or failed results, in the same order."""
 
-    def __init__(self, shape: RowShape, tokenizer: TextTokenizer, rendering: Rendering, reader: AnswerReader | None = None) -> None:
+    def __init__(
+        self,
+        shape: RowShape,
+        tokenizer: TextTokenizer,
+        rendering: Rendering,
+        reader: AnswerReader | None = None,
+        writer: CallWriter | None = None,
+    ) -> None:
         self._shape = shape
         self._tokenizer = tokenizer
         self._rendering = rendering
         self._cutter = Cutter(rendering.on_too_long, rendering.max_model_len, tokenizer)
         self._reader = reader or AnswerReader(tokenizer.vocabulary)
+        self._writer = writer or CallWriter()
         self._readings: dict[int, Reading] = {}  # by position, of rows under way
         self._cut_rows: set[int] = set()  # the same
         self.first_text: str | None = None
@@ -126,6 +135,9 @@ class RowPreparer:
         else:
             if rendering.system_prompt is not None and messages[0]["role"] != "system":
                 messages = [{"role": "system", "content": rendering.system_prompt}, *messages]
+            must_be = self._writer.structure(ask.chat)
+            if must_be is not None:  # the call is the whole answer, whatever form other answers have
+                ask.params = replace(ask.params, structured_outputs=must_be)
             text = self._tokenizer.render_chat(messages, date=rendering.date, options=ask.chat)
         assert text is not None
         too_long = False
@@ -155,7 +167,7 @@ class RowPreparer:
             return self._failed(item.row, error, num_tokens)
         if item.messages is not None:
             chat = item.ask.chat
-            reading = self._reader.reading_of(chat.tool_names, chat.one_call, item.text, item.ask.params.stop)
+            reading = self._reader.reading_of(chat, item.text, item.ask.params.stop)
             if reading is not PLAIN_READING:
                 self._readings[item.row.position] = reading
         return request

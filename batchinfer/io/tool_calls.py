@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -18,6 +18,7 @@ HERMES, MISTRAL, LLAMA = "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"
 ARGUMENTS = "[ARGS]"
 MISTRAL_NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,256})\s*(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
 HERMES_END = "</tool_call>"
+MAYBE_BLANK = " ?"  # in a form: SentencePiece writes a blank where a word begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,29 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a call is written that a row must make: texts and marks around a tool's name and its arguments.
+
+    `between` None: a model of this kind makes one call at a time.
+    """
+
+    before: tuple[str, ...]
+    middle: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    between: tuple[str, ...] | None = ()
+    quoted: bool = True  # the name is a JSON string
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a model writes calls. `read` gives (text beside the calls, calls), or None where the text holds none."""
 
     name: str
     marks: tuple[str, ...]  # tokens that the reader must see, special or not
     read: Callable[[str, Collection[str]], tuple[str, list[Call]] | None]
+    form: CallForm
 
 
 def read_hermes(text: str, names: Collection[str]) -> tuple[str, list[Call]] | None:
@@ -93,19 +111,31 @@ def read_llama(text: str, names: Collection[str]) -> tuple[str, list[Call]] | No
     return _found("", calls)
 
 
+MISTRAL_MARKS = (MISTRAL, ARGUMENTS, "[CALL_ID]")
+MISTRAL_LIST = CallForm(('{"name": ',), (', "arguments": ',), ("}",), (MISTRAL, MAYBE_BLANK, "["), ("]",), (", ",))
+MISTRAL_NAMED = CallForm((MISTRAL,), (ARGUMENTS,), quoted=False)
 FORMATS = (
-    ToolFormat("mistral", (MISTRAL, ARGUMENTS, "[CALL_ID]"), read_mistral),
-    ToolFormat("hermes", (HERMES, HERMES_END), read_hermes),
-    ToolFormat("llama3", (LLAMA,), read_llama),
+    ToolFormat("mistral", MISTRAL_MARKS, read_mistral, MISTRAL_LIST),
+    ToolFormat(
+        "hermes",
+        (HERMES, HERMES_END),
+        read_hermes,
+        CallForm((HERMES, '\n{"name": '), (', "arguments": ',), ("}\n", HERMES_END), between=("\n",)),
+    ),
+    ToolFormat("llama3", (LLAMA,), read_llama, CallForm(('{"name": ',), (', "parameters": ',), ("}",), between=None)),
 )
+OTHER_BODIES = ("<function=", "<arg_key>")  # what some models write between the same tags is no JSON
 
 
 def find_format(template: str, has_token: Callable[[str], bool]) -> ToolFormat | None:
     """The way that a model writes tool calls, by what its template writes and its vocabulary holds; None when none is known."""
+    if any(body in template for body in OTHER_BODIES):
+        return None
     for known in FORMATS:
         mark = known.marks[0]
         if mark in template or has_token(mark):
-            return known
+            named = known.name == "mistral" and (ARGUMENTS in template or (mark not in template and has_token(ARGUMENTS)))
+            return replace(known, form=MISTRAL_NAMED) if named else known
     return None
 
 

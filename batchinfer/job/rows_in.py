@@ -24,6 +24,7 @@ from batchinfer.io.record import InputRow
 from batchinfer.io.results import ResultColumns
 from batchinfer.io.rows import PARAMS_COLUMN, Cells, Columns, PlainRows, Ways, decide_shape, looks_like_openai
 from batchinfer.io.source import InputFiles, Source, open_source
+from batchinfer.io.tool_choice import CallWriter
 
 if TYPE_CHECKING:
     from batchinfer.build import ModelHandle
@@ -263,8 +264,9 @@ def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], d
     rendering = Rendering(chat, options.system_prompt, date, model.max_model_len, options.on_too_long, ids)
     notes = [*model.generation.notes, *notes]
     reader = _answer_reader(stream, model, notes)
+    writer = CallWriter.of(tokenizer.tool_format, tokenizer.special_ids_of)
     if is_openai:
-        preparer = RowPreparer(OpenAIRows(defaults, options.row_params, options.job_chat), tokenizer, rendering, reader)
+        preparer = RowPreparer(OpenAIRows(defaults, options.row_params, options.job_chat), tokenizer, rendering, reader, writer)
         treatment = "prompts: OpenAI lines; messages go through the chat template, completions are sent raw"
         return JobRows(stream, preparer, defaults, chat, notes, treatment, (), reader)
     treatment = _treatment(stream, columns, chat, tokenizer.has_chat_template)
@@ -275,7 +277,7 @@ def open_rows(stream: RowStream, model: ModelHandle, sampling: dict[str, Any], d
     for row in stream.window:
         if row.values is not None:
             found.update(dict.fromkeys(shape.parameter_columns(row.values)))
-    preparer = RowPreparer(shape, tokenizer, rendering, reader)
+    preparer = RowPreparer(shape, tokenizer, rendering, reader, writer)
     return JobRows(stream, preparer, defaults, chat, notes, treatment, tuple(found), reader)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from batchinfer.core.vocabulary import Vocabulary
+    from batchinfer.runtime.call_grammar import CallsCheck
     from batchinfer.runtime.schema_check import SchemaCheck
 
 # As `json.dumps` writes: one space after a comma and a colon, and none anywhere else, so that no answer runs off in blanks.
@@ -93,11 +94,19 @@ class Grammar:
             return self._schema_check.fault(text)
         if kind is StructureKind.CHOICE:
             return None if text in self._choices else "it is none of the choices"
+        if kind is StructureKind.CALLS:
+            return self._calls_check.fault(text)
         return None  # the matcher that followed every token is the only reader of regexes and grammars that is sure to end
 
     @cached_property
     def _choices(self) -> frozenset[str]:
         return frozenset(choices_of(self.structure))
+
+    @cached_property
+    def _calls_check(self) -> CallsCheck:
+        from batchinfer.runtime.call_grammar import CallsCheck
+
+        return CallsCheck(json.loads(self.structure.text))
 
     @cached_property
     def _schema_check(self) -> SchemaCheck:
@@ -119,7 +128,7 @@ class GrammarCompiler:
         """The structure, compiled as far as its first mask. Raises `InputError` where that cannot be done."""
         from llguidance import LLMatcher, LLParserLimits
 
-        if structure.kind is StructureKind.JSON and _num_joined(json.loads(structure.text)) > MOST_JOINED:
+        if structure.kind in (StructureKind.JSON, StructureKind.CALLS) and _num_joined(json.loads(structure.text)) > MOST_JOINED:
             raise InputError(f"{structure.title} joins more than {MOST_JOINED} patterns and formats by allOf or $ref", "invalid_schema")
         tokenizer = self._tokenizer()
         try:
@@ -161,6 +170,10 @@ def _source(structure: Structure) -> str:
             return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(structure.text, 'dw')}/")
         case StructureKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(any_to_lark(structure.text))
+        case StructureKind.CALLS:
+            from batchinfer.runtime.call_grammar import call_grammar
+
+            return LLMatcher.grammar_from_lark(call_grammar(json.loads(structure.text), JSON_OPTIONS))
     # One terminal of all choices: the lexer reads thousands at once, where rules would be followed one by one.
     return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices_of(structure))))
 

@@ -34,6 +34,10 @@ class SchemaCheck:
             value = json.loads(text, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             return f"it is not JSON: {error}"[:MOST_WORDS]
+        return self.fault_of(value)
+
+    def fault_of(self, value: Any) -> str | None:
+        """The same of a value that was read."""
         try:
             found = next(self._validator.iter_errors(value), None)
         except RecursionError:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from batchinfer.core.request import FinishReason, Result
 from batchinfer.core.vocabulary import Vocabulary
 from batchinfer.io.answers import AnswerReader, Reading, split_reasoning
+from batchinfer.io.chat_options import PLAIN_CHAT, ChatOptions
 from batchinfer.io.tool_calls import FORMATS, Call, find_format, read_hermes, read_llama, read_mistral
 
 ADD = '{"name": "add", "arguments": {"a": 1, "b": "ü"}}'
@@ -116,5 +117,7 @@ def test_marks_that_are_special_tokens_are_seen_though_the_text_hides_them() -> 
 
 def test_what_to_keep_of_a_row() -> None:
     reader = AnswerReader(Vocabulary([b"a"], frozenset(), ()), split_reasoning=True)
-    assert reader.reading_of(frozenset(), False, "assistant\n<think>\n", ()).opened == 0
-    assert reader.reading_of(frozenset(), False, "assistant\n<think>\n\n</think>\n", ()).opened is None
+    assert reader.reading_of(PLAIN_CHAT, "assistant\n<think>\n", ()).opened == 0
+    assert reader.reading_of(PLAIN_CHAT, "assistant\n<think>\n\n</think>\n", ()).opened is None
+    called = ChatOptions(({"function": {"name": "f"}},), must_call=frozenset({"f"}))
+    assert reader.reading_of(called, "assistant\n<think>\n", ("x",)) == Reading(frozenset({"f"}), must_call=True)
