@@ -126,16 +126,15 @@ def _ticker(face: MeasuringFace, rows: int, before: str) -> Any:
 
 def _size(load: Workload, engine: Engine, meter: LimitMeter | None) -> list[str]:
     """What there is to do, and the time that it takes at least."""
+    from batchinfer.reports.lengths import RowLengths
     from batchinfer.reports.plan import least_seconds
     from batchinfer.reports.wording import in_words
 
     lines = [f"workload: {load.described()}"]
     if meter is not None:
-        prompts = [len(request.prompt_ids) for request in load.requests]
-        outputs = [request.params.max_tokens for request in load.requests]
-        limits = engine.limits
-        at_once = min(len(prompts), limits.max_num_seqs, max(1, limits.pool_tokens * len(prompts) // max(1, sum(prompts) + sum(outputs))))
-        least = least_seconds(meter.dims, meter.rates, (prompts, outputs), at_once)
+        lengths, limits = RowLengths.of(load.requests), engine.limits
+        fitting = limits.pool_tokens * lengths.num_answers // max(1, int(lengths.held(shared=True).sum()))
+        least = least_seconds(meter.dims, meter.rates, lengths, min(lengths.num_answers, limits.max_num_seqs, max(1, fitting)))
         lines.append(
             f"time: {in_words(least)} at the machine's physical limit, a few times that as a rule; --rows N takes fewer, Ctrl-C ends early"
         )

@@ -167,4 +167,5 @@ def _least_seconds(model: ModelHandle, fit: Fit, tally: RowTally, cached_share: 
     arithmetic = Arithmetic(fit.dtype, fit.quantization, fit.kv_cache_dtype)
     dims = ModelDims.of(model.config, arithmetic, fit.kv_bytes_per_token)
     rates = machine_rates(arithmetic, "cpu" if fit.device == "cpu" else "cuda")
-    return least_seconds(dims, rates, (tally.prompt_lengths, tally.output_limits), fit.rows_at_once, cached_share)
+    lengths = tally.lengths()
+    return least_seconds(dims, rates, lengths, fit.rows_at_once * lengths.num_answers / len(lengths), cached_share)

@@ -53,6 +53,7 @@ class SpanRows:
     rows: np.ndarray  # int64 [S]
     num_prompt: np.ndarray  # int32 [S]
     admitted: np.ndarray  # bool [S]
+    choices: np.ndarray  # int32 [S]
 
     @classmethod
     def of(cls, table: SequenceTable, plan: Plan) -> SpanRows:
@@ -62,7 +63,7 @@ class SpanRows:
         if plan.num_joined:
             joined = [table.sequences[slot] for slot in slots[-plan.num_joined :].tolist()]
             admitted[-plan.num_joined :] = [seq is not None and not seq.num_preemptions for seq in joined]
-        return cls(table.row[slots], table.num_prompt[slots], admitted)
+        return cls(table.row[slots], table.num_prompt[slots], admitted, table.choice[slots])
 
 
 def count_step(stats: RunStats, work: StepWork, times: StepTimes) -> None:
@@ -100,6 +101,7 @@ def shape_of(work: StepWork, who: SpanRows, seconds: float) -> StepShape:
         prefill_attention=float((queries * (before + queries / 2)).sum()),
         seconds=seconds,
         rows=who.rows,
+        choices=who.choices,
         admitted=who.admitted,
         emitted=emitted,
         first=(plan.start + plan.num_tokens == who.num_prompt) & (emitted > 0),

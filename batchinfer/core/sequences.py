@@ -66,6 +66,7 @@ class SequenceTable:
         self.top_k = np.zeros(num_slots, np.int32)
         self.seed = np.zeros(num_slots, np.uint64)
         self.row = np.zeros(num_slots, np.int64)  # `Request.row`
+        self.choice = np.zeros(num_slots, np.int32)  # which of the row's answers
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._running = np.zeros(num_slots, np.int32)
         self._num_running = 0
@@ -102,6 +103,7 @@ class SequenceTable:
         self.top_k[slot] = params.top_k
         self.seed[slot] = seed
         self.row[slot] = request.row
+        self.choice[slot] = seq.choice
         self.sequences[slot] = seq
         self._running[self._num_running] = slot
         self._num_running += 1

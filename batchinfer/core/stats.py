@@ -25,9 +25,10 @@ class StepShape:
     prefill_attention: float  # sum over longer spans of q * (context before + q / 2)
     seconds: float  # wall time of the whole step
     rows: np.ndarray = field(default_factory=_nobody)  # int64 [S], `Request.row` of each span
-    admitted: np.ndarray = field(default_factory=_nobody)  # bool [S], the row entered for the first time in this step
+    choices: np.ndarray = field(default_factory=_nobody)  # int32 [S], which of the row's answers the span is of
+    admitted: np.ndarray = field(default_factory=_nobody)  # bool [S], the answer entered for the first time in this step
     emitted: np.ndarray = field(default_factory=_nobody)  # int32 [S], tokens appended to the row
-    first: np.ndarray = field(default_factory=_nobody)  # bool [S], the row's first output token is among them
+    first: np.ndarray = field(default_factory=_nobody)  # bool [S], the answer's first output token is among them
 
 
 def ignore_step(shape: StepShape) -> None:

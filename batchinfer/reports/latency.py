@@ -58,7 +58,7 @@ def in_ms(value: float) -> str:
 
 
 class LatencyLog:
-    """Follows every row from step to step. Call it with every `StepShape`, as soon as the step has ended.
+    """Follows every answer to every row from step to step. Call it with every `StepShape`, as soon as the step has ended.
 
     A row's time to first token counts from the beginning of the step that admitted it. When a step appends several
     tokens to a row, as with drafts, the wait since the row's last token is shared among them. Waits include what lies
@@ -67,29 +67,29 @@ class LatencyLog:
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
-        self._admitted_at = np.zeros(0)  # seconds, by row
-        self._last_at = np.zeros(0)
+        self._admitted_at = np.zeros((0, 1))  # seconds, by row and answer
+        self._last_at = np.zeros((0, 1))
         self._first_waits: list[np.ndarray] = []
         self._token_waits: list[np.ndarray] = []
 
     def __call__(self, shape: StepShape) -> None:
         """Count one step."""
-        rows, emitted, first = shape.rows, shape.emitted, shape.first
+        rows, choices, emitted, first = shape.rows, shape.choices, shape.emitted, shape.first
         if not len(rows):
             return
         now = self._clock()
-        self._make_room(int(rows.max()) + 1)
+        self._make_room(int(rows.max()) + 1, int(choices.max()) + 1)
         if shape.admitted.any():
-            self._admitted_at[rows[shape.admitted]] = now - shape.seconds
+            self._admitted_at[rows[shape.admitted], choices[shape.admitted]] = now - shape.seconds
         if first.any():
-            self._first_waits.append(now - self._admitted_at[rows[first]])
-            self._last_at[rows[first]] = now  # tokens that come with the first one keep nobody waiting
+            self._first_waits.append(now - self._admitted_at[rows[first], choices[first]])
+            self._last_at[rows[first], choices[first]] = now  # tokens that come with the first one keep nobody waiting
         later = (emitted - first) > 0
         if later.any():
             count = (emitted - first)[later]
-            waits = (now - self._last_at[rows[later]]) / count
+            waits = (now - self._last_at[rows[later], choices[later]]) / count
             self._token_waits.append(waits if count.max() == 1 else np.repeat(waits, count))
-            self._last_at[rows[later]] = now
+            self._last_at[rows[later], choices[later]] = now
 
     @property
     def ttft(self) -> Waits | None:
@@ -101,11 +101,11 @@ class LatencyLog:
         """Inter-token latencies: one for each token but the first of its row."""
         return Waits.of(_joined(self._token_waits))
 
-    def _make_room(self, rows: int) -> None:
-        if rows > len(self._last_at):
-            more = np.zeros(max(rows, 2 * len(self._last_at)) - len(self._last_at))
-            self._admitted_at = np.concatenate((self._admitted_at, more))
-            self._last_at = np.concatenate((self._last_at, more))
+    def _make_room(self, rows: int, choices: int) -> None:
+        had, wide = self._last_at.shape
+        if rows > had or choices > wide:
+            more = ((0, max(rows, 2 * had) - had if rows > had else 0), (0, max(choices - wide, 0)))
+            self._admitted_at, self._last_at = np.pad(self._admitted_at, more), np.pad(self._last_at, more)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

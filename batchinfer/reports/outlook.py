@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.table import Table
 
 from batchinfer.config import ORDERS
 from batchinfer.reports.gpus import Gpu, GpuRun, gpu_step_cost
+from batchinfer.reports.lengths import RowLengths
 from batchinfer.reports.place import KVFit, Place, kv_fits, on_gpu, this_machine
 from batchinfer.reports.predict import Latency, Prediction, RowSample, predict
 from batchinfer.reports.wording import in_bytes, in_words, plural
@@ -72,7 +72,7 @@ class Outlook:
         return self.prediction.peak_blocks * limits.block_size * limits.kv_bytes_per_token
 
 
-def find_place(config: EngineConfig, model: ModelHandle, lengths: np.ndarray, gpu: Gpu | None) -> Place:
+def find_place(config: EngineConfig, model: ModelHandle, lengths: RowLengths, gpu: Gpu | None) -> Place:
     """This machine, or the GPU that was named."""
     return this_machine(config, model, lengths) if gpu is None else on_gpu(gpu, config, model)
 

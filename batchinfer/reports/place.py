@@ -11,6 +11,7 @@ import numpy as np
 from batchinfer.errors import CapacityError, ConfigError
 from batchinfer.model.footprint import Footprint
 from batchinfer.reports.gpus import MEMORY_SHARE, Gpu
+from batchinfer.reports.lengths import RowLengths
 
 if TYPE_CHECKING:
     from batchinfer.build import ModelHandle
@@ -31,12 +32,14 @@ class Place:
     kv_budget: int  # bytes that the KV pool may take
     limits: EngineLimits
     reason: str  # why the pool is as large as it is
-    paged: bool  # False: every row has room for a whole context
+    paged: bool  # False: every answer has room for a whole context
+    shares_prompts: bool  # several answers to a row hold its prompt once
 
-    def rows_at_once(self, lengths: np.ndarray, pool_tokens: int) -> int:
-        """Rows of average length that fit into a pool. `lengths`: int64, prompt plus most output tokens of each row."""
-        each = max(1, round(float(lengths.mean()))) if self.paged else self.limits.max_model_len
-        return int(min(self.limits.max_num_seqs, len(lengths), max(1, pool_tokens // each)))
+    def rows_at_once(self, lengths: RowLengths, pool_tokens: int) -> int:
+        """Rows of average length, with all their answers, that fit into a pool."""
+        answers = lengths.num_answers / len(lengths)
+        each = float(lengths.held(self.shares_prompts).mean()) if self.paged else self.limits.max_model_len * answers
+        return int(min(max(1, self.limits.max_num_seqs // answers), len(lengths), max(1, pool_tokens // max(1, round(each)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +48,14 @@ class KVFit:
 
     dtype: str
     bytes_per_token: int
-    blocks_needed: int  # for as many of the longest rows as may run at once, sharing nothing
+    blocks_needed: int  # for as many of the longest answers as may run at once; rows share nothing with others
     bytes_needed: int
     blocks_that_fit: int
     rows_at_once: int  # of average length, were all to use their max_tokens
 
 
-def this_machine(config: EngineConfig, model: ModelHandle, lengths: np.ndarray) -> Place:
-    """By the rules that the engine is built with. `lengths`: int64, prompt plus most output tokens of each row."""
+def this_machine(config: EngineConfig, model: ModelHandle, lengths: RowLengths) -> Place:
+    """By the rules that the engine is built with."""
     import torch
 
     from batchinfer.build import JobNeed, batch_sizes, compute_target, engine_limits, kv_dtype_of, weight_footprint
@@ -60,7 +63,7 @@ def this_machine(config: EngineConfig, model: ModelHandle, lengths: np.ndarray) 
 
     target = compute_target(config, model)
     seqs = batch_sizes(config, target)["max_num_seqs"]
-    limits, pool = engine_limits(config, model, target, JobNeed(int(np.sort(lengths)[::-1][:seqs].sum())))
+    limits, pool = engine_limits(config, model, target, JobNeed(int(np.sort(lengths.per_answer())[::-1][:seqs].sum())))
     free, on_cpu = free_bytes(target.device), target.device.type == "cpu"
     return Place(
         device="cpu" if on_cpu else torch.cuda.get_device_name(),
@@ -73,6 +76,7 @@ def this_machine(config: EngineConfig, model: ModelHandle, lengths: np.ndarray) 
         limits=limits,
         reason=pool.reason,
         paged=config.paged,
+        shares_prompts=_shares(config),
     )
 
 
@@ -105,7 +109,11 @@ def on_gpu(gpu: Gpu, config: EngineConfig, model: ModelHandle) -> Place:
         num_blocks=blocks + 1,
         kv_bytes_per_token=per_token,
     )
-    return Place(gpu.title, "bf16", config.quantization, kv_dtype, weights, usable, budget, limits, asked, config.paged)
+    return Place(gpu.title, "bf16", config.quantization, kv_dtype, weights, usable, budget, limits, asked, config.paged, _shares(config))
+
+
+def _shares(config: EngineConfig) -> bool:
+    return config.kv_cache and config.paged and config.prefix_caching
 
 
 def kv_bytes(model: ModelHandle, kv_dtype: str) -> int:
@@ -118,11 +126,13 @@ def kv_bytes(model: ModelHandle, kv_dtype: str) -> int:
     return KV_FORMATS[kv_dtype].bytes_per_token(spec, sizes.num_layers)
 
 
-def kv_fits(place: Place, model: ModelHandle, lengths: np.ndarray, fixed_blocks: int | None) -> list[KVFit]:
+def kv_fits(place: Place, model: ModelHandle, lengths: RowLengths, fixed_blocks: int | None) -> list[KVFit]:
     """The job in the place's own KV format and in the usual others; `fixed_blocks`: a pool that was asked for in blocks."""
     limits, size = place.limits, place.limits.block_size
-    longest = np.sort(lengths)[::-1][: limits.max_num_seqs]
-    needed = int((-(-longest // size)).sum()) if place.paged else len(longest) * -(-limits.max_model_len // size)
+    if place.paged:
+        needed = lengths.blocks(size, limits.max_num_seqs, place.shares_prompts)
+    else:
+        needed = min(lengths.num_answers, limits.max_num_seqs) * -(-limits.max_model_len // size)
     fits = []
     for dtype in _formats(place.kv_cache_dtype):
         per_token = kv_bytes(model, dtype)

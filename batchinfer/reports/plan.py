@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from batchinfer.core.request import Request, Result
 from batchinfer.io.record import InputRow
 from batchinfer.io.truncate import SKIPPED
 from batchinfer.reports.findings import Finding
+from batchinfer.reports.lengths import RowLengths
 from batchinfer.reports.limit import ModelDims
 from batchinfer.reports.outlook import Outlook, kv_table, outlook_lines
 from batchinfer.reports.place import Place
@@ -48,7 +49,8 @@ class RowTally:
     rows: int = 0
     troubles: dict[str, Trouble] = field(default_factory=dict)
     prompt_lengths: array[int] = field(default_factory=lambda: array("i"))
-    output_limits: array[int] = field(default_factory=lambda: array("i"))
+    output_limits: array[int] = field(default_factory=lambda: array("i"))  # of one answer
+    answers: array[int] = field(default_factory=lambda: array("i"))
     sample: RowSample = field(default_factory=RowSample)  # to simulate
     clipped: int = 0  # rows whose max_tokens reach beyond the context
     duplicate_ids: int = 0
@@ -79,10 +81,11 @@ class RowTally:
             self.clipped += item.params.max_tokens > room
             self.prompt_lengths.append(len(item.prompt_ids))
             self.output_limits.append(min(item.params.max_tokens, room))
+            self.answers.append(item.params.n)
 
-    def lengths(self) -> np.ndarray:
-        """Prompt plus most output tokens of every row that can run, int64."""
-        return np.array(self.prompt_lengths, np.int64) + np.array(self.output_limits, np.int64)
+    def lengths(self) -> RowLengths:
+        """Those of every row that can run."""
+        return RowLengths(*(np.array(each, np.int64) for each in (self.prompt_lengths, self.output_limits, self.answers)))
 
     @property
     def failed(self) -> int:
@@ -150,7 +153,8 @@ class JobPlan:
             "rows": {"total": tally.rows, "ok": tally.rows - tally.failed, "failed": tally.failed, "clipped": tally.clipped},
             "errors": {code: {"count": t.count, "first_rows": t.positions, "message": t.message} for code, t in tally.troubles.items()},
             "duplicate_ids": {"count": tally.duplicate_ids, "first": tally.first_duplicates},
-            "tokens": {"prompt": sum(tally.prompt_lengths), "output_at_most": sum(tally.output_limits)},
+            "answers": sum(tally.answers),
+            "tokens": {"prompt": sum(tally.prompt_lengths), "output_at_most": int(tally.lengths().generated.sum())},
             "prompt_tokens": percentiles(tally.prompt_lengths),
             "output_limits": percentiles(tally.output_limits),
             "fit": None if fit is None else {name: getattr(fit, name) for name in Fit.__slots__},
@@ -185,20 +189,19 @@ def fit_of(place: Place, tally: RowTally) -> Fit:
     )
 
 
-def least_seconds(
-    dims: ModelDims, rates: MachineRates, lengths: tuple[Sequence[int], Sequence[int]], rows_at_once: int, cached_share: float = 0.0
-) -> float:
-    """Seconds at the machine's physical limit for rows of these prompt and output lengths.
+def least_seconds(dims: ModelDims, rates: MachineRates, lengths: RowLengths, answers_at_once: float, cached_share: float = 0.0) -> float:
+    """Seconds at the machine's physical limit for rows of these prompt and output lengths, prompts once for all their answers.
 
     `cached_share` of the prompt tokens are found in the prefix cache and not computed.
     """
-    prompts, outputs = (np.array(each, np.float64) for each in lengths)
+    prompts, outputs = (each.astype(np.float64) for each in (lengths.prompts, lengths.outputs))
     computed = prompts * (1.0 - cached_share)
-    tokens = float(computed.sum() + outputs.sum())
-    steps = float(outputs.sum()) / max(1, rows_at_once)
-    linear = 2.0 * dims.layer_parameters * tokens + 2.0 * dims.head_parameters * float(outputs.sum())
+    generated = float(lengths.generated.sum())
+    tokens = float(computed.sum()) + generated
+    steps = generated / max(1.0, answers_at_once)
+    linear = 2.0 * dims.layer_parameters * tokens + 2.0 * dims.head_parameters * generated
     weights = (dims.layer_bytes + dims.head_bytes) * steps
-    decoded = float((outputs * (prompts + outputs / 2)).sum())  # pairs of a new token and one before it
+    decoded = float((lengths.generated * (prompts + outputs / 2)).sum())  # pairs of a new token and one before it
     decode = max(decoded * dims.kv_bytes / rates.bytes, decoded * dims.attention_flops / rates.attention_flops)
     prefill = float((computed * (prompts - computed / 2)).sum()) * dims.attention_flops
     return max(weights / rates.bytes, linear / rates.flops) + decode + prefill / rates.attention_flops
@@ -215,7 +218,10 @@ def plan_picture(plan: JobPlan) -> RenderableType:
         table.add_row("duplicate ids", f"{tally.duplicate_ids:,} ({', '.join(tally.first_duplicates)}); kept: rows go by position")
     if tally.prompt_lengths:
         table.add_row("prompt tokens", f"{sum(tally.prompt_lengths):,} in all; {_spread(tally.prompt_lengths)}")
-        table.add_row("output tokens", f"at most {sum(tally.output_limits):,} in all; {_spread(tally.output_limits)}")
+        several = sum(tally.answers) > len(tally.answers)
+        in_all = f"at most {int(tally.lengths().generated.sum()):,} in all"
+        of = f" in {sum(tally.answers):,} answers; each" if several else ";"
+        table.add_row("output tokens", f"{in_all}{of} {_spread(tally.output_limits)}")
     if tally.clipped:
         table.add_row("clipped", f"{plural(tally.clipped, 'row')} with max_tokens beyond the context of {tally.max_model_len:,} tokens")
     if fit is not None:

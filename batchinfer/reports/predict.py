@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from batchinfer.core.request import Request
+from batchinfer.core.request import Request, SamplingParams
+from batchinfer.reports.lengths import RowLengths
 
 if TYPE_CHECKING:
     from batchinfer.build import ModelHandle
@@ -117,13 +118,13 @@ class RowSample:
         chunk, place = divmod(self.rows, CHUNK_ROWS)
         self.rows += 1
         self.prompt_tokens += len(request.prompt_ids)
-        self.output_tokens += length
+        self.output_tokens += length * request.params.n
         if chunk % self._every:
             return
         if not place:
             self._chunks.append([])
-        # End tokens and stop strings never come in a simulation: what would watch for them is left out.
-        params = replace(request.params, max_tokens=length, min_tokens=0, stop=(), stop_token_ids=(), temperature=0.0)
+        # A simulation says nothing that could end, be banned or be told of: of the parameters these alone change its steps.
+        params = SamplingParams(max_tokens=length, ignore_eos=True, n=request.params.n, prompt_logprobs=request.params.prompt_logprobs)
         self._chunks[-1].append(replace(request, params=params))
         self._held += len(request.prompt_ids)
         while len(self._chunks) > 1 and (len(self._chunks) * CHUNK_ROWS > MOST_ROWS or self._held > MOST_TOKENS):
@@ -131,14 +132,16 @@ class RowSample:
             self._chunks = self._chunks[::2]
             self._held = sum(len(row.prompt_ids) for chunk in self._chunks for row in chunk)
 
-    def lengths(self) -> np.ndarray:
-        """Prompt plus output tokens of the kept rows, int64."""
-        return np.array([len(row.prompt_ids) + row.params.max_tokens for chunk in self._chunks for row in chunk], np.int64)
+    def lengths(self) -> RowLengths:
+        """Those of the kept rows."""
+        return RowLengths.of(row for chunk in self._chunks for row in chunk)
 
     def requests(self, rows_at_once: int) -> list[Request]:
         """As many of the kept rows as are simulated in some seconds, numbered anew."""
         chunks = self._chunks
-        while len(chunks) > 1 and sum(row.params.max_tokens for chunk in chunks for row in chunk) / max(1, rows_at_once) > MOST_STEPS:
+        while (
+            len(chunks) > 1 and RowLengths.of(row for chunk in chunks for row in chunk).generated.sum() / max(1, rows_at_once) > MOST_STEPS
+        ):
             chunks = chunks[::2]
         rows = [row for chunk in chunks for row in chunk]
         return [replace(row, row=index) for index, row in enumerate(rows)]
@@ -150,7 +153,7 @@ def predict(config: EngineConfig, model: ModelHandle, limits: EngineLimits, cost
     if not requests:
         return None
     engine = simulated_engine(config, model, replace(limits, num_blocks=min(limits.num_blocks, _ample(config, limits, requests))))
-    simulation = Simulation(engine, cost, len(requests))
+    simulation = Simulation(engine, cost, RowLengths.of(requests).answers)
     simulation.run(iter(requests))
     return simulation.prediction(sample, requests)
 
@@ -160,7 +163,7 @@ def _ample(config: EngineConfig, limits: EngineLimits, requests: list[Request]) 
     longest = -(-limits.max_model_len // limits.block_size)
     if not config.paged:
         return limits.max_num_seqs * longest + 1
-    every = sum(-(-(len(row.prompt_ids) + row.params.max_tokens) // limits.block_size) for row in requests) + longest
+    every = int((-(-RowLengths.of(requests).per_answer() // limits.block_size)).sum()) + longest
     return every + every // 50 + 2  # more than the scheduler keeps in reserve
 
 
@@ -188,12 +191,14 @@ def simulated_engine(config: EngineConfig, model: ModelHandle, limits: EngineLim
 class Simulation:
     """An engine's steps on a clock that is moved by what each of them costs."""
 
-    def __init__(self, engine: Engine, cost: StepCost, num_rows: int) -> None:
+    def __init__(self, engine: Engine, cost: StepCost, answers: np.ndarray) -> None:
+        """`answers`: how many each row asks for, int64 [R]."""
         self._engine = engine
         self._cost = cost
         self.now = 0.0
-        self._admitted = np.full(num_rows, np.nan)
-        self._latest = np.full(num_rows, np.nan)  # when the row had its last token
+        self._place = np.cumsum(answers) - answers  # of each row's first answer among all answers
+        self._admitted = np.full(int(answers.sum()), np.nan)
+        self._latest = np.full(int(answers.sum()), np.nan)  # when the answer had its last token
         self._gaps: list[np.ndarray] = []
         self._ttft: list[np.ndarray] = []
         engine.on_step = self._step
@@ -206,7 +211,7 @@ class Simulation:
     def prediction(self, sample: RowSample, requests: list[Request]) -> Prediction:
         """What was seen, scaled to the whole input where a part was run."""
         stats = self._engine.stats
-        part = sum(len(row.prompt_ids) + row.params.max_tokens for row in requests)
+        part = int(RowLengths.of(requests).held(shared=True).sum())
         scale = (sample.prompt_tokens + sample.output_tokens) / part
         return Prediction(
             seconds=self.now * scale,
@@ -226,8 +231,9 @@ class Simulation:
     def _step(self, shape: StepShape) -> None:
         began = self.now
         self.now += self._cost.of(shape)
-        self._admitted[shape.rows[shape.admitted]] = began
-        told = shape.rows[shape.emitted > 0]
+        who = self._place[shape.rows] + shape.choices
+        self._admitted[who[shape.admitted]] = began
+        told = who[shape.emitted > 0]
         before = self._latest[told]
         first = np.isnan(before)
         if first.any():

@@ -21,6 +21,7 @@ from batchinfer.errors import CapacityError, ConfigError
 from batchinfer.job import JobReport
 from batchinfer.reports import predict as predicting
 from batchinfer.reports.gpus import GPUS, GpuRun, gpu_named, gpu_step_cost
+from batchinfer.reports.lengths import RowLengths
 from batchinfer.reports.metering import RunMeter
 from batchinfer.reports.outlook import look_ahead
 from batchinfer.reports.place import kv_fits, on_gpu, this_machine
@@ -76,6 +77,57 @@ def test_two_rows_at_once_by_hand(model: ModelHandle) -> None:
     assert found.itl_ms.p50 == pytest.approx(122_000)  # of 122, 122, 111
     assert (found.peak_running, found.peak_blocks) == (2, 2)
     assert found.output_tokens_per_s == pytest.approx(5 / 358)
+
+
+def test_several_answers_to_a_prompt_by_hand(model: ModelHandle) -> None:
+    """3 prompt tokens: 113. Then a token each and, for the second answer, the prompt's last: 122. Then 122, and 111 for the later one."""
+    [asked] = [replace(row(0, [1, 2, 3], 3), params=SamplingParams(max_tokens=3, n=2))]
+    found = foresee(model, [asked], max_num_seqs=4)
+    assert found.seconds == pytest.approx(113 + 122 + 122 + 111)
+    assert (found.prompt_tokens, found.output_tokens, found.rows, found.peak_running, found.peak_blocks) == (3, 6, 1, 2, 2)
+    assert found.ttft_ms is not None
+    assert found.itl_ms is not None
+    assert (found.ttft_ms.p50, found.itl_ms.p50) == (pytest.approx(117_500), 122_000)  # of 113 and 122; of 122, 122, 122, 111
+    apart = foresee(model, [asked], max_num_seqs=4, prefix_caching=False)
+    assert apart.seconds == pytest.approx(113 + 124 + 122 + 111)  # the prompt twice
+
+
+def test_lengths_of_rows_of_several_answers() -> None:
+    rows = [row(n, [1] * prompt, most) for n, (prompt, most) in enumerate([(40, 24), (16, 1), (5, 3)])]
+    lengths = RowLengths.of(replace(each, params=replace(each.params, n=n)) for each, n in zip(rows, (3, 1, 2), strict=True))
+    assert (len(lengths), lengths.num_answers, lengths.generated.tolist()) == (3, 6, [72, 1, 6])
+    assert sorted(lengths.per_answer().tolist()) == [8, 8, 17, 64, 64, 64]
+    assert lengths.held(True).tolist() == [112, 17, 11]
+    assert lengths.held(False).tolist() == [192, 17, 16]
+    assert lengths.blocks(16, 100, shared=False) == 3 * 4 + 2 + 2
+    assert lengths.blocks(16, 100, shared=True) == (2 + 3 * 2) + (1 + 1) + 2
+    assert lengths.blocks(16, 2, shared=True) == 2 + 2 * 2, "two answers at once, of the longest row"
+    assert len(RowLengths.of([])) == 0
+
+
+def test_a_plan_counts_every_answer(cli: Cli, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchinfer.build.step_cost", lambda config, model: TOY)
+
+    def planned(n: int, *flags: str) -> dict[str, Any]:
+        lines = [json.dumps({"prompt_token_ids": [*range(70), 80 + i], "max_tokens": 20, "n": n, "logprobs": 2}) for i in range(30)]
+        (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+        said = cli("plan", tmp_path / "in.jsonl", "-m", tiny_folder, "--json", tmp_path / "plan.json", *flags)
+        assert said.code == 0, said.err
+        assert (f"at most {600 * n:,} in all in {30 * n} answers; each least 20" in " ".join(said.err.split())) == (n > 1)
+        return dict(json.loads((tmp_path / "plan.json").read_text()))
+
+    one, four = planned(1), planned(4)
+    assert (one["tokens"], four["tokens"]) == ({"prompt": 2130, "output_at_most": 600}, {"prompt": 2130, "output_at_most": 2400})
+    assert (one["answers"], four["answers"]) == (30, 120)
+    assert one["outlook"]["kv"][0]["blocks_needed"] == 30 * 3
+    assert four["outlook"]["kv"][0]["blocks_needed"] == 30 * (2 + 4 * 1)  # 71 and 20 tokens in blocks of 32: two are shared
+    assert planned(4, "--no-prefix-caching")["outlook"]["kv"][0]["blocks_needed"] == 120 * 3
+    few = ("--concurrency", "8", "--num-kv-blocks", "12")
+    assert (planned(1, *few)["fit"]["rows_at_once"], planned(4, *few)["fit"]["rows_at_once"]) == (4, 2)
+    prediction = four["outlook"]["prediction"]
+    assert (prediction["rows"], prediction["peak_running"]) == (30, 120)
+    assert one["outlook"]["prediction"]["seconds"] < prediction["seconds"] < 4 * one["outlook"]["prediction"]["seconds"]
+    assert one["least_seconds"] < four["least_seconds"] < 5 * one["least_seconds"]
 
 
 def test_the_switches_of_the_engine_change_the_prediction(model: ModelHandle) -> None:
@@ -172,7 +224,7 @@ def test_a_model_that_does_not_fit_a_gpu_is_refused_with_its_sizes(model: ModelH
 
 
 def test_fewer_bits_of_keys_and_values_fit_more(model: ModelHandle) -> None:
-    lengths = np.full(400, 300)
+    lengths = RowLengths(np.full(400, 200), np.full(400, 100), np.ones(400, np.int64))
     place = this_machine(replace(CPU, kv_cache_memory=2**20), model, lengths)
     fits = {fit.dtype: fit for fit in kv_fits(place, model, lengths, None)}
     assert list(fits) == ["float32", "bf16", "int8"]

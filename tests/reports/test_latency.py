@@ -16,12 +16,13 @@ class Steps:
         self.now = 0.0
         self.log = LatencyLog(lambda: self.now)
 
-    def step(self, seconds: float, rows: dict[int, int], joined: tuple[int, ...] = (), first: tuple[int, ...] = ()) -> None:
-        """`rows`: tokens emitted by row."""
+    def step(self, seconds: float, rows: dict[float, int], joined: tuple[float, ...] = (), first: tuple[float, ...] = ()) -> None:
+        """`rows`: tokens emitted by row; 3.2 is the third answer to row 3."""
         self.now += seconds
-        names = np.array(list(rows), np.int64)
+        names = np.array(list(rows), np.float64)
+        choices = np.rint(names % 1 * 10).astype(np.int32)
         shape = StepShape(
-            0, 0, 0, 0, 0.0, seconds, rows=names, admitted=np.isin(names, joined),
+            0, 0, 0, 0, 0.0, seconds, rows=names.astype(np.int64), choices=choices, admitted=np.isin(names, joined),
             emitted=np.array(list(rows.values()), np.int32), first=np.isin(names, first),
         )  # fmt: skip
         self.log(shape)
@@ -52,6 +53,16 @@ def test_gaps_between_tokens_are_shared_by_what_arrives_at_once() -> None:
     steps.step(0.2, {0: 1})
     found = np.sort(np.concatenate(steps.log._token_waits))
     assert found == pytest.approx([0.1, 0.1, 0.1, 0.3, 0.3, 0.5])
+
+
+def test_several_answers_to_a_row_wait_each_for_itself() -> None:
+    steps = Steps()
+    steps.step(1.0, {0: 1}, joined=(0,), first=(0,))
+    steps.step(0.5, {0: 1, 0.1: 1}, joined=(0.1,), first=(0.1,))
+    steps.step(0.25, {0: 0, 0.1: 1})
+    steps.step(0.125, {0: 1, 0.1: 1})
+    assert np.concatenate(steps.log._first_waits) == pytest.approx([1.0, 0.5])
+    assert np.sort(np.concatenate(steps.log._token_waits)) == pytest.approx([0.125, 0.25, 0.375, 0.5])
 
 
 def test_tokens_with_the_first_one_keep_nobody_waiting() -> None:
