@@ -156,6 +156,8 @@ def check_depth(value: Any, name: str) -> None:
 
 def _with_choice(options: ChatOptions, value: Any, name: str) -> ChatOptions:
     """What `tool_choice` says of the tools: a word, or `{"type": "function", "function": {"name": ...}}`, also as JSON text."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", '"'):
+        value = _decoded(value, name)
     if value is None or value == "auto":
         return options
     if value == "none":
@@ -169,9 +171,8 @@ def _with_choice(options: ChatOptions, value: Any, name: str) -> ChatOptions:
 
 
 def _function_named(value: Any, name: str) -> str:
-    choice = _decoded(value, name) if isinstance(value, str) and value.lstrip().startswith("{") else value
-    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
-        named = choice["function"].get("name")
+    if isinstance(value, dict) and value.get("type") == "function" and isinstance(value.get("function"), dict):
+        named = value["function"].get("name")
         if isinstance(named, str):
             return named
     known = 'auto, none, required or {"type": "function", "function": {"name": ...}}'

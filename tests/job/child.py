@@ -44,6 +44,9 @@ def read_flags() -> Any:
     parser.add_argument("--stuck-after", type=int, help="steps until one never returns")
     parser.add_argument("--hang-s", type=float)
     parser.add_argument("--unordered", action="store_true")
+    parser.add_argument("--asked", action="store_true", help="with the columns that a job may ask for, and chats")
+    parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--token-ids", action="store_true")
     return parser.parse_args()
 
 
@@ -58,10 +61,13 @@ def run_real(given: Any) -> tuple[str, int, int]:
     config = EngineConfig(
         model=given.model, dtype=given.dtype, max_num_seqs=given.seqs, max_num_batched_tokens=16 * given.seqs, threads=1, device="cpu"
     )
-    output = OutputOptions(given.output, overwrite=given.overwrite)
+    asked = {"generated_token_ids": given.token_ids, "reasoning_split": given.asked, "metrics": given.metrics}
+    output = OutputOptions(given.output, overwrite=given.overwrite, **asked)
     world = World(step_seconds=given.step_seconds)
     sampling = {"max_tokens": given.max_tokens}
-    report = run_job(config, InputOptions(given.input, chat=False), output, sampling, world, JobParts(hang_s=given.hang_s))
+    report = run_job(
+        config, InputOptions(given.input, chat=None if given.asked else False), output, sampling, world, JobParts(hang_s=given.hang_s)
+    )
     return report.message, report.exit_code, report.stats.rows_finished
 
 
