@@ -83,6 +83,12 @@ FLAT = (
     'python3 -c \'import json; big, small = (json.load(open(name))["peak_rss_mb"] for name in '
     '("out.jsonl.report.json", "small.out.jsonl.report.json")); assert big < small + 50, (big, small)\''
 )
+PADDED = (
+    'python3 -c \'import json; rows = [json.loads(line) for line in open("out.jsonl")]; '
+    'assert rows and all(row["generated_text"] in ("yes", "no") for row in rows), rows; '
+    'ids = [top["token_id"] for row in rows for told in row["output_logprobs"] for top in (told, *told["top"])]; '
+    "assert max(ids) < 262, max(ids)'"
+)
 ODD_STARTS = {
     "empty environment": 'env -i PATH="$PATH" HOME="$HOME" LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 "$@"',
     "stdin closed": '"$@" <&-',
@@ -127,7 +133,10 @@ CASES: dict[str, Case] = {
             for off in ("", "--no-prefix-caching")
         )
     ),
-    "eng-spec-decode-greedy-equality": Case((Try("speculation off"),), waits="speculation"),
+    "eng-spec-decode-greedy-equality": Case(
+        (Try("speculation off"), Try("guesses by benefit", flags="--speculative ngram"))
+        + tuple(Try(f"{k} guesses", flags=f"--speculative ngram --num-speculative-tokens {k}") for k in (4, 8))
+    ),
     "eng-start-from-odd-environment": Case(
         tuple(Try(label, shell=shell) for label, shell in ODD_STARTS.items())
         + (Try("odd output name", output="{work}/an öutput, 出力.jsonl"),)
@@ -287,7 +296,18 @@ CASES: dict[str, Case] = {
     "tok-stop-strings-across-tokens": Case(ONE),
     "tok-stop-token-ids-and-specials": Case(ONE),
     "tok-template-missing-or-raising": Case(tiny("none", "nosys", "broken", "undef", "loop")),
-    "tok-vocab-padding": Case(tiny("padded"), waits="structured output over a padded head"),
+    "tok-vocab-padding": Case(
+        tiny("padded")
+        + (
+            Try(
+                "structures and log-probabilities",
+                model="{models}/padded",
+                flags=TINY + " --choices yes,no --logprobs 5",
+                shell='"$@" && ' + PADDED,
+                driven=True,
+            ),
+        )
+    ),
     "wt-awq-nibble-order": Case(refused("awq", "awq"), waits="AWQ (refused by name until then)"),
     "wt-bf16-on-cpu": Case(tiny("bf16", "bf16-dtypekey", "mixed")),
     "wt-bias-headdim-qknorm": Case(
