@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from batchinfer.errors import ConfigError
 
+AS_JSON = frozenset({"choices"})  # flags that take a list as JSON, too
 NOT_IN_A_FILE = frozenset({"config", "version", "help"})
 
 
@@ -74,6 +76,10 @@ def _converted(path: Path, key: str, value: Any, parameter: Any, means_on: bool)
     if isinstance(value, list):
         if getattr(parameter, "multiple", False):
             return [str(item) for item in value]
+        if any("," in str(item) for item in value):
+            if key in AS_JSON:
+                return json.dumps(value)
+            raise ConfigError(f"{path}: {key} holds an entry with a comma, which separates entries of --{key}")
         return ",".join(str(item) for item in value)  # flags that hold a list take it with commas between
     if getattr(parameter, "multiple", False):
         return [str(value)]

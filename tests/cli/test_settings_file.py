@@ -12,6 +12,7 @@ from batchinfer.cli.settings import engine_config
 from batchinfer.cli.settings_file import read_settings
 from batchinfer.config import EngineConfig
 from tests.cli.conftest import Cli
+from tests.job.world import read_jsonl, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +50,15 @@ def test_negative_forms_lists_and_tables(cli: Cli, tmp_path: Path) -> None:
     assert "no such file" in refused(cli, tmp_path, good)
     assert "stands there twice" in refused(cli, tmp_path, "seed = 1\n[sampling]\nseed = 2\n")
     assert "one level deep" in refused(cli, tmp_path, "[a.b]\nseed = 2\n")
+
+
+def test_an_entry_with_a_comma_stays_one_entry(cli: Cli, tmp_path: Path, tiny_folder: Path) -> None:
+    assert "keep-columns holds an entry with a comma" in refused(cli, tmp_path, 'keep-columns = ["a", "b, c"]\n')
+    (tmp_path / "s.toml").write_text('choices = ["well, yes", "no"]\n')
+    source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": f"{i}", "temperature": 2.0, "max_tokens": 40} for i in range(20)])
+    said = cli("run", source, "-m", tiny_folder, "-q", "-o", tmp_path / "out.jsonl", "--config", tmp_path / "s.toml")
+    assert said.code == 0, said.err
+    assert {row["generated_text"] for row in read_jsonl(tmp_path / "out.jsonl")} == {"well, yes", "no"}
 
 
 def test_files_that_cannot_be_read(cli: Cli, tmp_path: Path) -> None:

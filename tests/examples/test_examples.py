@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -101,3 +102,25 @@ def test_a_ready_job_runs_on_the_default_model(job: str, tmp_path: Path) -> None
     rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert rows
     assert all(row["error"] is None and row["num_generated_tokens"] for row in rows)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("job", ["classify", "extract", "judge"])
+def test_a_ready_job_holds_its_answers_to_their_form(job: str, tmp_path: Path) -> None:
+    """By its settings alone; rows with labels or fields of their own bring them."""
+    command = ["run", str(EXAMPLES / f"{job}.jsonl"), "--config", str(EXAMPLES.parent / "configs" / f"{job}.toml"), "-q"]
+    assert run_command([*command, "-o", str(tmp_path / "out.jsonl")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(rows) >= 2
+    for row in rows:
+        assert row["finish_reason"] == "stop", row
+        if job == "extract":
+            assert list(json.loads(row["generated_text"])) == row.get("fields", ["person", "place", "date"])
+        else:
+            named = ["positive", "negative", "neutral"] if job == "classify" else list("12345")
+            assert row["generated_text"] in row.get("labels", named)
+
+
+def test_the_schema_of_the_settings_is_that_of_the_file() -> None:
+    settings = tomllib.loads((EXAMPLES.parent / "configs" / "extract.toml").read_text())
+    assert json.loads(settings["response-format"]) == json.loads((EXAMPLES / "person.schema.json").read_text())
