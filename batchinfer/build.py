@@ -19,6 +19,7 @@ from batchinfer.build_model import weight_footprint as weight_footprint
 from batchinfer.config import EngineConfig
 from batchinfer.errors import CapacityError
 from batchinfer.runtime.threads import wait_politely
+from batchinfer.stopwatch import NO_STOPWATCH, Stopwatch
 
 if TYPE_CHECKING:
     from batchinfer.core.admission import EngineLimits
@@ -54,7 +55,7 @@ class WeightShelf:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, ...], tuple[Decoder, LmHead]] = {}
 
-    def load(self, model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, LmHead]:
+    def load(self, model: ModelHandle, target: ComputeTarget, watch: Stopwatch = NO_STOPWATCH) -> tuple[Decoder, LmHead]:
         """The model's weights as the target computes with them, loaded at the first time."""
         from batchinfer.runtime.pool_size import free_bytes, return_freed_memory
 
@@ -64,11 +65,17 @@ class WeightShelf:
             if self._kept and weight_footprint(model, target).peak > free_bytes(target.device):
                 self._kept.clear()
                 return_freed_memory()
-            self._kept[key] = load_weights(replace(model, max_model_len=model.config.max_position), target)
+            self._kept[key] = load_weights(replace(model, max_model_len=model.config.max_position), target, watch)
         return self._kept[key]
 
 
-def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None = None, shelf: WeightShelf | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    model: ModelHandle,
+    need: JobNeed | None = None,
+    shelf: WeightShelf | None = None,
+    watch: Stopwatch = NO_STOPWATCH,
+) -> Engine:
     """Load the weights, or take them from the shelf, and put the engine together, one part after another."""
     wait_politely()
     import torch
@@ -84,23 +91,26 @@ def build_engine(config: EngineConfig, model: ModelHandle, need: JobNeed | None 
     config = settled(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    target = compute_target(config, model)
+    target = compute_target(config, model, watch)
     vocabulary = model.tokenizer.vocabulary
     try:
         draft = open_draft(config, model)
-        parts = None if config.fake_model else load_weights(model, target) if shelf is None else shelf.load(model, target)
-        limits, pool = engine_limits(config, model, target, need, draft)
+        load = load_weights if shelf is None else shelf.load
+        parts = None if config.fake_model else load(model, target, watch)
+        with watch.stage("KV pool"):
+            limits, pool = engine_limits(config, model, target, need, draft)
         structures = StructureParts(model)
         rows = row_parts(vocabulary, limits, structures.follow)
         editors = choose_editors(model, rows, structures.constraints)
         ground = Ground(rows.table, vocabulary, Shaping(editors, rows.scores), limits.num_blocks, limits.block_size)
         control = control_plane(config, limits, rows, choose_speculation(config, model, draft, limits, ground), editors)
-        data = _fake_plane(ground, target) if parts is None else data_plane(config, model, target, parts, ground)
+        with watch.stage("KV pool"):
+            data = _fake_plane(ground, target) if parts is None else data_plane(config, model, target, parts, ground)
         control, data = structures.added(control, data, limits)
     except MemoryError as err:
         raise CapacityError(f"out of memory while loading {config.model}: free memory, or take a smaller model or pool") from err
     data = replace(data, clear=both(data.clear, control.clear), copy=both(data.copy, control.copy), choices=(*data.choices, pool))
-    return Engine(control, data, limits, vocabulary, _facts(config, model, target, data, limits))
+    return Engine(control, data, limits, vocabulary, _facts(config, model, target, (data, limits), watch))
 
 
 def engine_limits(
@@ -150,27 +160,25 @@ def _fake_plane(ground: Ground, target: ComputeTarget) -> DataPlane:
     return DataPlane(batcher, FakeRunner(), FakeHead(ground.table, ground.vocabulary, ground.shaping.editors))
 
 
-def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data: DataPlane, limits: EngineLimits) -> EngineFacts:
+def _facts(
+    config: EngineConfig, model: ModelHandle, target: ComputeTarget, built: tuple[DataPlane, EngineLimits], watch: Stopwatch
+) -> EngineFacts:
     """Say what was chosen and why, and what the settings came out as."""
     import torch
 
     from batchinfer.build_control import features_off
     from batchinfer.build_drafts import speculation_choices
     from batchinfer.engine import EngineFacts
-    from batchinfer.runtime.self_test import linear_shapes_that_differ
 
-    differ = [] if config.fake_model else linear_shapes_that_differ(target, linear_shapes(model.config))
+    data, limits = built
+    differ = [] if config.fake_model else _self_test(model, target, watch)
+    with watch.stage("what 8 bits would gain"):
+        hint = _quantization_hint(config, model, target)
     on_cpu = target.device.type == "cpu"
     same = "yes" if on_cpu else "not promised on a GPU"
     if differ:
         same = "no, linear layers of shape " + ", ".join(f"{o}x{i}" for o, i in differ) + " differ on this processor"
-    made = (
-        *target.choices,
-        *_quantization_hint(config, model, target),
-        _kv_choice(config, target),
-        *data.choices,
-        *speculation_choices(config),
-    )
+    made = (*target.choices, *hint, _kv_choice(config, target), *data.choices, *speculation_choices(config))
     choices = [
         *map(str, made),
         *features_off(config, limits),
@@ -207,6 +215,17 @@ def _facts(config: EngineConfig, model: ModelHandle, target: ComputeTarget, data
         "batch_invariant": on_cpu and not differ,
     }
     return EngineFacts(choices, settings)
+
+
+def _self_test(model: ModelHandle, target: ComputeTarget, watch: Stopwatch) -> list[tuple[int, int]]:
+    """The shapes of linear layers whose rows see their neighbours here."""
+    from batchinfer.runtime.self_test import linear_self_test
+
+    with watch.stage("self-test"):
+        known = linear_self_test(target, linear_shapes(model.config))
+    watch.say("self-test", "measured" if known.measured else "remembered")
+    differ: list[tuple[int, int]] = known.value
+    return differ
 
 
 def _quantization_hint(config: EngineConfig, model: ModelHandle, target: ComputeTarget) -> list[Choice]:

@@ -11,6 +11,7 @@ from batchinfer.io.tokenizer import Tokenizer, load_tokenizer
 from batchinfer.model.config import ModelConfig, read_model_config
 from batchinfer.model.generation import GenerationConfig, read_generation_config
 from batchinfer.runtime.threads import wait_politely
+from batchinfer.stopwatch import NO_STOPWATCH, Stopwatch
 from batchinfer.weights.source import ModelFiles, resolve_model
 
 if TYPE_CHECKING:
@@ -41,15 +42,19 @@ class ModelHandle:
     max_model_len: int
 
 
-def open_model(config: EngineConfig) -> ModelHandle:
+def open_model(config: EngineConfig, watch: Stopwatch = NO_STOPWATCH) -> ModelHandle:
     """Resolve the name, read configuration and tokenizer; no weights, and no torch."""
     wait_politely()
-    files = resolve_model(config.model, config.revision)
-    model = read_model_config(files)
+    with watch.stage("find the model"):
+        files = resolve_model(config.model, config.revision)
+    with watch.stage("read its configuration"):
+        model, generation = read_model_config(files), read_generation_config(files)
     length = config.max_model_len or model.max_position
     if length > model.max_position:
         raise ConfigError(f"--max-model-len {length:,}: the context of {config.model} is {model.max_position:,} tokens")
-    return ModelHandle(files, model, read_generation_config(files), load_tokenizer(files), length)
+    with watch.stage("tokenizer"):
+        tokenizer = load_tokenizer(files)
+    return ModelHandle(files, model, generation, tokenizer, length)
 
 
 def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
@@ -67,30 +72,31 @@ def step_cost(config: EngineConfig, model: ModelHandle, again: bool = False) -> 
     return calibration.step_cost(_subject(config, model), again)
 
 
-def try_step_cost(config: EngineConfig, model: ModelHandle) -> StepCost | None:
+def try_step_cost(config: EngineConfig, model: ModelHandle, watch: Stopwatch = NO_STOPWATCH) -> StepCost | None:
     """What a step costs here, as it was measured earlier; None if it never was."""
     from batchinfer.runtime import calibration
 
-    return calibration.try_step_cost(_subject(config, model))
+    return calibration.try_step_cost(_subject(config, model, watch))
 
 
-def _subject(config: EngineConfig, model: ModelHandle) -> Subject:
+def _subject(config: EngineConfig, model: ModelHandle, watch: Stopwatch = NO_STOPWATCH) -> Subject:
     import torch
 
     from batchinfer.runtime.calibration import Subject
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    target = compute_target(config, model)
+    target = compute_target(config, model, watch)
     return Subject(model.config, target, attn_spec(model.config), kv_dtype_of(config, target), batch_sizes(config, target)["block_size"])
 
 
-def compute_target(config: EngineConfig, model: ModelHandle) -> ComputeTarget:
+def compute_target(config: EngineConfig, model: ModelHandle, watch: Stopwatch = NO_STOPWATCH) -> ComputeTarget:
     """Device and number format of this model under these settings."""
     from batchinfer.runtime.device import Wanted, choose_target
 
     wanted = Wanted(config.device, config.dtype, config.quantization, config.flash_attention, config.graphs)
-    return choose_target(wanted, model.config.dtype, is_quantised(model))
+    with watch.stage("device and kernels"):
+        return choose_target(wanted, model.config.dtype, is_quantised(model), watch)
 
 
 def is_quantised(model: ModelHandle) -> bool:
@@ -109,18 +115,29 @@ def weight_footprint(model: ModelHandle, target: ComputeTarget, quantization: st
     return Footprint.of(model.config, name, target.dtype.itemsize, original, shares_table)
 
 
-def load_weights(model: ModelHandle, target: ComputeTarget) -> tuple[Decoder, LmHead]:
+def find_sizes(model: ModelHandle, target: ComputeTarget, watch: Stopwatch) -> None:
+    """Find out, before any weight takes memory, what packs want to know of every shape of linear layer."""
+    with watch.stage("row sizes"):
+        found = [target.linear.sizes(shape) for shape in linear_shapes(model.config)]
+    watch.say("row sizes", "measured" if any(known.measured for known in found) else "remembered")
+
+
+def load_weights(model: ModelHandle, target: ComputeTarget, watch: Stopwatch = NO_STOPWATCH) -> tuple[Decoder, LmHead]:
     """Read and pack every weight. Raises `CapacityError` where memory is too short for them."""
     from batchinfer.model.assemble import Placement, assemble
     from batchinfer.model.load import iter_weights
     from batchinfer.runtime.pool_size import free_bytes, return_freed_memory
 
-    weights = iter_weights(model.files, model.config)
+    with watch.stage("read the weights"):
+        weights = iter_weights(model.files, model.config)
     free, size = free_bytes(target.device), weight_footprint(model, target)
     if size.peak > free:
         raise CapacityError(_too_large(model, target, free))
-    parts = assemble(model.config, weights, Placement(target.dtype, target.device, target.linear, target.ops), model.max_model_len)
-    return_freed_memory()
+    place = Placement(target.dtype, target.device, target.linear, target.ops)
+    find_sizes(model, target, watch)
+    with watch.stage("pack the weights"):
+        parts = assemble(model.config, watch.each("read the weights", weights), place, model.max_model_len)
+        return_freed_memory()
     return parts
 
 

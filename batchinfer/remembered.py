@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from batchinfer.config import cache_root
@@ -15,8 +16,16 @@ from batchinfer.machine import read_machine
 LIBRARY_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 
 
-def remembered(kind: str, facts: object, measure: Callable[[], Any]) -> Any:
-    """What `measure` says, as JSON keeps it, from the cache where it was measured before.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A fact, and whether this process measured it."""
+
+    value: Any  # as JSON keeps it
+    measured: bool
+
+
+def remembered(kind: str, facts: object, measure: Callable[[], Any]) -> Known:
+    """What `measure` says, from the cache where it was measured before.
 
     `facts` are what it depends on, as JSON, beside the processor and the variables that tell matrix libraries which of
     its instructions to use. A cache that cannot be read or written only costs the time to measure.
@@ -26,11 +35,11 @@ def remembered(kind: str, facts: object, measure: Callable[[], Any]) -> Any:
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     place = cache_root() / kind / f"{digest}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return json.loads(place.read_text())["value"]
+        return Known(json.loads(place.read_text())["value"], measured=False)
     value = json.loads(json.dumps(measure()))
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         scratch = place.with_suffix(f".{os.getpid()}.tmp")
         scratch.write_text(json.dumps({"about": about, "value": value}))
         scratch.replace(place)
-    return value
+    return Known(value, measured=True)

@@ -174,6 +174,9 @@ class OutputFlags:
         bool, switch("Output", "--generated-token-ids", text="Add a column with the ids of the generated tokens.")
     ] = False
     unordered: Annotated[bool, switch("Output", "--unordered", text="With -o -, write rows as they finish, not in input order.")] = False
+    timings: Annotated[
+        bool, switch("Output", "--timings", text="Show at the end where the time went, stage by stage from the start of the process on.")
+    ] = False
     quiet: Annotated[
         bool, switch("Output", "-q", "--quiet", text="Print only warnings and the last line on stderr: N succeeded, M failed.")
     ] = False

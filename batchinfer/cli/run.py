@@ -47,22 +47,32 @@ def run(
 
     Exit codes: 0 all rows fine, 1 could not do the job, 2 wrong usage or settings, 3 finished and some rows failed, 130 interrupted.
     """
-    config = engine_config(model_flags, engine_flags, sampling_flags.seed)
-    options = input_options(input, input_file, input_flags)
-    sampling = sampling_flags.checked_values()
-    if dry_run:
-        return make_plan(config, options, sampling, PlanOptions(quiet=output_flags.quiet))
-    outputs = output_options(output_flags)
+    from batchinfer.stopwatch import choose_stopwatch
 
-    from batchinfer.job import JobParts, run_job
-    from batchinfer.reports.live import choose_face
-    from batchinfer.reports.metering import RunMeter
-    from batchinfer.reports.summary import print_end
+    with choose_stopwatch(output_flags.timings) as watch:
+        config = engine_config(model_flags, engine_flags, sampling_flags.seed)
+        options = input_options(input, input_file, input_flags)
+        sampling = sampling_flags.checked_values()
+        if dry_run:
+            return make_plan(config, options, sampling, PlanOptions(quiet=output_flags.quiet))
+        outputs = output_options(output_flags)
 
-    meter = RunMeter()
-    with choose_face(output_flags.quiet, sys.stderr) as face:
-        face.on_step = meter.step
-        parts = JobParts(build_engine=meter.build_engine, report_json=meter.report_json, leave=face.close, hang_s=hang_timeout)
-        report = run_job(config, options, outputs, sampling, face, parts)
-    print_end(meter.summary(report), sys.stderr, output_flags.quiet)
-    return report.exit_code
+        from batchinfer.job import JobParts, run_job
+        from batchinfer.reports.live import choose_face
+        from batchinfer.reports.metering import RunMeter
+        from batchinfer.reports.summary import print_end
+
+        meter = RunMeter(watch=watch)
+        with choose_face(output_flags.quiet, sys.stderr) as face:
+            face.on_step = meter.step
+            parts = JobParts(
+                open_model=meter.open_model,
+                build_engine=meter.build_engine,
+                report_json=meter.report_json,
+                leave=face.close,
+                hang_s=hang_timeout,
+                watch=watch,
+            )
+            report = run_job(config, options, outputs, sampling, face, parts)
+        print_end(meter.summary(report), sys.stderr, output_flags.quiet)
+        return report.exit_code

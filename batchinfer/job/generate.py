@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from batchinfer.engine import Engine
 
 
+READING = "read, render, tokenise"
+
+
 class StrictError(BatchInferError):
     """A row failed and `--strict` was given."""
 
@@ -103,13 +106,14 @@ class Generation:
         self._store = store
         self._progress: Progress | None = None
         self._times: RowClock = RowTimes() if asked.output.metrics else NoRowTimes()
+        self._watch = outside.parts.watch
         self._max_model_len = 0
         self.engine: Engine | None = None
 
     def run(self, model: ModelHandle) -> None:
         """Give every row without a result one. The engine is built only if there is a row for it."""
         self._max_model_len = model.max_model_len
-        items = self._rows.prepared(self._undone(self._stream.rows()), self._expect)
+        items = iter(self._watch.each(READING, self._rows.prepared(self._undone(self._stream.rows()), self._expect)))
         head = list(islice(items, WINDOW_ROWS))
         if not any(isinstance(item, Request) for item in head) and len(head) < WINDOW_ROWS:
             self._store_all((item for item in head if isinstance(item, Result)), model.tokenizer.vocabulary)
@@ -120,7 +124,8 @@ class Generation:
             self._outside.observer.prompt_shown(text)
         began = perf_counter()
         try:
-            self._store_all(engine.run(self._times.given(chain(_drained(head), items))), model.tokenizer.vocabulary)
+            results = engine.run(self._times.given(chain(_drained(head), items)))
+            self._store_all(self._watch.each("engine", results), model.tokenizer.vocabulary)
         finally:  # an interrupted run is reported too
             self._outside.report.seconds.run = perf_counter() - began
         self._watchdog.working(False)
@@ -206,6 +211,7 @@ class Generation:
         assert self._progress is not None
         self._watchdog.beat()
         self._times.step(shape)
+        self._watch.stepped()
         self._outside.observer.step(shape)
         if self._progress.due():
             self._outside.observer.tick(self._progress.snapshot())
@@ -220,13 +226,11 @@ class Generation:
                 result.error is not None and result.error.code != SKIPPED and self._asked.input.strict
             ):  # not stored: it must fail again when the job is repeated
                 raise StrictError(f"--strict: {store.placed(result.row, result.error.message)} ({result.error.code})")
-            answers = self._rows.answers_of(result)
-            store.tally.rows_truncated += self._rows.preparer.was_cut(result.row) and result.error is None
-            store.put(
-                result,
-                columns.fragment(result, answers[0] if answers else None, self._times.metrics(result))
-                + asked_members(result, answers, vocabulary),
-            )
+            with self._watch.stage("take answers apart, store"):
+                answers = self._rows.answers_of(result)
+                store.tally.rows_truncated += self._rows.preparer.was_cut(result.row) and result.error is None
+                fragment = columns.fragment(result, answers[0] if answers else None, self._times.metrics(result))
+                store.put(result, fragment + asked_members(result, answers, vocabulary))
             if result.error is None and not shown:
                 shown = True
                 observer.answer_shown(result.row, result.text)

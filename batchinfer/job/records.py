@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from batchinfer.core.stats import RunStats, StageSeconds, StepShape
+from batchinfer.stopwatch import NO_STOPWATCH, Stopwatch
 
 if TYPE_CHECKING:
     from batchinfer.build import JobNeed, ModelHandle
@@ -205,7 +206,7 @@ class JobParts:
     `report_json` turns the report into the keys of `OUTPUT.report.json`; the job adds fingerprint and failed
     positions, and writes the file in one piece before it removes its working files. `leave` is called, from any
     thread, before the process is ended at once: a terminal can be put right there. `hang_s`: how long the engine may
-    take for a step before the process is ended, None for any time.
+    take for a step before the process is ended, None for any time. `watch` measures the job's stages.
     """
 
     open_model: Callable[[EngineConfig], ModelHandle] = _open_model
@@ -214,3 +215,4 @@ class JobParts:
     report_json: Callable[[JobReport], Mapping[str, Any]] = _no_report
     leave: Callable[[], None] = _nothing
     hang_s: float | None = None
+    watch: Stopwatch = NO_STOPWATCH

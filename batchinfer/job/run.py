@@ -121,19 +121,21 @@ class Job:
 
     def run(self, stack: ExitStack) -> None:
         """Open, look, check, load, generate, finish."""
-        opened = self._open(stack)
+        watch = self._outside.parts.watch
+        with watch.stage("look into the input"):
+            opened = self._open(stack)
         date = frozen_date(opened.places, self.asked.output)
         model = self._open_model(opened.stream, date)
-        identity = self._identity(opened, model)
-        if not self._streams and not self._claim(opened, identity, date):
-            return
+        with watch.stage("identify the job"):
+            identity = self._identity(opened, model)
+            if not self._streams and not self._claim(opened, identity, date):
+                return
         partial = PartialFile(opened.places.partial)
         store = self._store = Store(partial, self._tally, manifest=None if self._streams else opened.places.manifest)
         self.watchdog.regularly = partial.sync_if_due
         say_found(partial, self._outside.observer.note)
         stream = opened.stream
-        is_openai, name = stream.shape == "openai", self.asked.config.model
-        columns = stream.result_columns
+        is_openai, name, columns = stream.shape == "openai", self.asked.config.model, stream.result_columns
         join = Join(
             open_source(opened.files), partial, stream.start, stream.stop, columns, opened.kept, is_openai, name, typed=stream.chosen
         )
@@ -148,13 +150,10 @@ class Job:
             self._generation.run(model)
         if opened.files.is_table and identity_of(opened.files.files) != opened.identity:  # lines are compared one by one
             raise InputFileError(f"{self.asked.input.input} changed while the job ran; start again with --overwrite")
-        self._finish(join, opened.places, outlet)
+        with watch.stage("join and write the output"):
+            self._finish(join, opened.places, outlet)
         if not self._streams:
-            report = self.report
-            # What a repeated command goes by:
-            kept = {"failed_positions": report.failed_positions, "finish_reasons": report.finish_reasons, "delivered": report.delivered}
-            record = {**self._outside.parts.report_json(report), **kept}
-            settle(opened.places, identity, date, record)
+            settle(opened.places, identity, date, _record_of(self._outside))
 
     def _open(self, stack: ExitStack) -> Opened:
         """The input, looked into; a place for results that nobody else uses; and what identifies the input."""
@@ -195,7 +194,8 @@ class Job:
         observer.note(f"model: {self.asked.config.model}")
         began = perf_counter()
         model = parts.open_model(self.asked.config)
-        self._rows = open_rows(stream, model, self.asked.sampling, date)
+        with parts.watch.stage("settle how rows are asked"):
+            self._rows = open_rows(stream, model, self.asked.sampling, date)
         check_job_structure(self._rows.defaults, grammar_shelf(model))
         self.report.seconds.load += perf_counter() - began
         for text in self._rows.notes:
@@ -339,6 +339,13 @@ class Job:
             shutil.rmtree(self._scratch, ignore_errors=True)
         elif self._places is not None:
             self._places.remove_temporaries()
+
+
+def _record_of(outside: Outside) -> dict[str, Any]:
+    """What `OUTPUT.report.json` holds: the report, and what a repeated command goes by."""
+    report = outside.report
+    kept = {"failed_positions": report.failed_positions, "finish_reasons": report.finish_reasons, "delivered": report.delivered}
+    return {**outside.parts.report_json(report), **kept}
 
 
 def _ended_by(error: BaseException) -> int | None:

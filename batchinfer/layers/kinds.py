@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,11 +13,22 @@ from torch import Tensor
 
 from batchinfer.errors import BackendError
 from batchinfer.layers.int4 import can_pack_int4, pack_int4, pack_int4_panels
-from batchinfer.layers.linear import Pack, pack_dense, pack_float32, pack_int8, pack_int8_narrow, pack_onednn_bf16
+from batchinfer.layers.linear import (
+    Pack,
+    any_sizes,
+    float32_sizes,
+    onednn_bf16_sizes,
+    pack_dense,
+    pack_float32,
+    pack_int8,
+    pack_int8_narrow,
+    pack_onednn_bf16,
+)
 from batchinfer.layers.linear_check import int8_product_saturates
 from batchinfer.ops.layouts import Layout
 from batchinfer.ops.native.int4 import can_multiply_int4
 from batchinfer.ops.table import Choice
+from batchinfer.remembered import Known
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +48,7 @@ class LinearKind:
     weight_dtype: torch.dtype
     pack: Pack
     head_pack: Pack
+    sizes: Callable[[tuple[int, int]], Known] = any_sizes  # what a pack wants to know of a shape (out, in), found out beforehand
 
 
 def choose_linear(
@@ -58,11 +71,12 @@ def _plain(device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice
     if device.type == "cpu" and dtype is torch.bfloat16:
         if torch.ops.mkldnn._is_mkldnn_bf16_supported():
             choice = Choice("matmul", "oneDNN, prepacked bf16", "float32 accumulation")
-            return LinearKind("none", "plain", dtype, pack_onednn_bf16, pack_onednn_bf16), choice
+            return LinearKind("none", "plain", dtype, pack_onednn_bf16, pack_onednn_bf16, onednn_bf16_sizes), choice
         raise BackendError("--dtype bf16: this processor cannot multiply bf16 through oneDNN; use --dtype float32")
     choice = Choice("matmul", f"torch, {'bf16' if dtype is torch.bfloat16 else 'float32'}", "the device's own library")
-    pack = pack_dense if device.type != "cpu" else pack_float32
-    return LinearKind("none", "plain", dtype, pack, pack), choice
+    if device.type != "cpu":
+        return LinearKind("none", "plain", dtype, pack_dense, pack_dense), choice
+    return LinearKind("none", "plain", dtype, pack_float32, pack_float32, float32_sizes), choice
 
 
 def _int8() -> tuple[LinearKind, Choice]:

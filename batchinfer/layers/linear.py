@@ -14,6 +14,7 @@ from batchinfer.ops.reference import dense_matmul, onednn_bf16_matmul
 from batchinfer.ops.rotation import block_size, rotate
 from batchinfer.ops.rows import Entry, Product
 from batchinfer.ops.table import Ops
+from batchinfer.remembered import Known
 
 Pack = Callable[[Tensor, Tensor | None], Layout]
 """(weight [out, in], bias [out] or None), on the run's device and in the dtype that the pack asks for -> layout.
@@ -44,7 +45,12 @@ def pack_dense(weight: Tensor, bias: Tensor | None) -> Dense:
 
 def pack_float32(weight: Tensor, bias: Tensor | None) -> Dense:
     """Keep a float32 weight as it is, for a CPU, and know at which numbers of rows the library sums alike."""
-    return Dense(weight.contiguous(), bias, row_sizes("float32", _float32_product, (weight.shape[0], weight.shape[1]), weight.dtype))
+    return Dense(weight.contiguous(), bias, float32_sizes((weight.shape[0], weight.shape[1])).value)
+
+
+def float32_sizes(shape: tuple[int, int]) -> Known:
+    """The sizes (`row_sizes`) of float32 products of `shape` (out, in)."""
+    return row_sizes("float32", _float32_product, shape, torch.float32)
 
 
 def _float32_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
@@ -56,8 +62,17 @@ WITHOUT_COPY = (pack_dense, pack_float32)  # a head that shares the table of emb
 
 def pack_onednn_bf16(weight: Tensor, bias: Tensor | None) -> OneDnnBf16:
     """Reorder a bf16 weight for oneDNN's matrix kernels, and know at which numbers of rows they sum alike."""
-    sizes = row_sizes("onednn bf16", _onednn_product, (weight.shape[0], weight.shape[1]), weight.dtype)
-    return OneDnnBf16(_reorder(weight), bias, sizes)
+    return OneDnnBf16(_reorder(weight), bias, onednn_bf16_sizes((weight.shape[0], weight.shape[1])).value)
+
+
+def onednn_bf16_sizes(shape: tuple[int, int]) -> Known:
+    """The same of bf16 products in oneDNN."""
+    return row_sizes("onednn bf16", _onednn_product, shape, torch.bfloat16)
+
+
+def any_sizes(shape: tuple[int, int]) -> Known:
+    """Of products whose sums do not depend on the number of rows."""
+    return Known((), measured=False)
 
 
 def _onednn_product(weight: Tensor) -> Callable[[Tensor], Tensor]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from batchinfer.remembered import remembered
+from batchinfer.remembered import Known, remembered
 
 FEW_ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 63, 65, 100, 129, 191, 192, 256, 511)
 MOST_ROWS = 512
@@ -18,8 +18,8 @@ ANCHOR = 64  # the size that others must agree with: a common batch, and served 
 Product = Callable[[Tensor], Tensor]
 
 
-def row_sizes(kind: str, product_with: Callable[[Tensor], Product], shape: tuple[int, int], dtype: torch.dtype) -> tuple[int, ...]:
-    """Sizes, ascending, at which a product of `shape` (out, in) sums alike; () where that is so at every number of rows.
+def row_sizes(kind: str, product_with: Callable[[Tensor], Product], shape: tuple[int, int], dtype: torch.dtype) -> Known:
+    """A tuple of sizes, ascending, at which a product of `shape` (out, in) sums alike; () where that is so at every number of rows.
 
     `product_with` packs a weight [out, in] and gives its product; `kind` names both. Remembered by machine, torch and threads.
     """
@@ -27,11 +27,10 @@ def row_sizes(kind: str, product_with: Callable[[Tensor], Product], shape: tuple
 
 
 @lru_cache(maxsize=256)
-def _remembered(
-    kind: str, product_with: Callable[[Tensor], Product], shape: tuple[int, int], dtype: torch.dtype, threads: int
-) -> tuple[int, ...]:
+def _remembered(kind: str, product_with: Callable[[Tensor], Product], shape: tuple[int, int], dtype: torch.dtype, threads: int) -> Known:
     facts = [kind, torch.__version__, threads, shape, str(dtype), FEW_ROWS, MOST_ROWS, STEP]
-    return tuple(remembered("row-sizes", facts, lambda: _try_sizes(product_with, shape, dtype)))
+    known = remembered("row-sizes", facts, lambda: _try_sizes(product_with, shape, dtype))
+    return Known(tuple(known.value), known.measured)
 
 
 def _try_sizes(product_with: Callable[[Tensor], Product], shape: tuple[int, int], dtype: torch.dtype) -> tuple[int, ...]:

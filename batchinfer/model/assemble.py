@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,7 @@ class Placement:
         return torch.float32 if self.linear.rows == "int8" else self.dtype
 
 
-def assemble(config: ModelConfig, weights: Iterator[tuple[str, Tensor]], place: Placement, num_positions: int) -> tuple[Decoder, LmHead]:
+def assemble(config: ModelConfig, weights: Iterable[tuple[str, Tensor]], place: Placement, num_positions: int) -> tuple[Decoder, LmHead]:
     """Consume `weights` (canonical names, layer by layer) and return (decoder, LM head)."""
     top: dict[str, Tensor] = {}
     layers: list[LayerWeights] = []

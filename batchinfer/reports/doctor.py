@@ -200,7 +200,7 @@ def _list_kernels(findings: Findings, section: Section, dtype: str, quantization
     """Each operation's kernel and why, and what the self-test says. Raises `BatchInferError` for what cannot run here."""
     from batchinfer.runtime.device import Wanted, choose_target
     from batchinfer.runtime.sampler import choose_sampler
-    from batchinfer.runtime.self_test import linear_shapes_that_differ
+    from batchinfer.runtime.self_test import linear_self_test
 
     target = choose_target(Wanted("auto", dtype, quantization), "bf16" if dtype == "auto" else dtype, False)
     for choice in target.choices:
@@ -214,7 +214,7 @@ def _list_kernels(findings: Findings, section: Section, dtype: str, quantization
     section.add(sampling.operation, f"{sampling.chosen} ({sampling.reason})")
     if quantization == "int8":
         _int8_facts(section)
-    differ = linear_shapes_that_differ(target, TESTED_SHAPES)
+    differ = linear_self_test(target, TESTED_SHAPES).value
     section.add("self-test", "a row's linear products do not depend on its neighbours" if not differ else "failed")
     if differ:
         shapes = ", ".join(f"{o}x{i}" for o, i in differ)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from batchinfer.reports.limit import ITEM_BYTES, LimitMeter, ModelDims
 from batchinfer.reports.predict import StepForecast
 from batchinfer.reports.rates import Arithmetic, machine_rates
+from batchinfer.stopwatch import NO_STOPWATCH, NoStopwatch, StageWatch
 
 if TYPE_CHECKING:
     from batchinfer.build import JobNeed, ModelHandle, WeightShelf
@@ -23,22 +24,33 @@ if TYPE_CHECKING:
 class RunMeter:
     """Hands the job its engine, knows from then on what a step costs at least, and writes the report's keys."""
 
-    def __init__(self, measure_again: bool = False, shelf: WeightShelf | None = None) -> None:
+    def __init__(
+        self, measure_again: bool = False, shelf: WeightShelf | None = None, watch: StageWatch | NoStopwatch = NO_STOPWATCH
+    ) -> None:
         self.measure_again = measure_again
+        self.watch = watch
         self._shelf = shelf
         self.meter: LimitMeter | None = None
         self.forecast: StepForecast | None = None
         self.load_seconds = 0.0
 
+    def open_model(self, config: EngineConfig) -> ModelHandle:
+        """The job's model before its weights."""
+        from batchinfer.build import open_model
+
+        return open_model(config, self.watch)
+
     def build_engine(self, config: EngineConfig, model: ModelHandle, need: JobNeed | None = None) -> Engine:
         """The engine, with the machine's rates at hand before its first step."""
         from batchinfer.build import build_engine
 
-        cost = self._step_cost(config, model)
+        with self.watch.stage("cost of steps"):
+            cost = self._step_cost(config, model)
         start = time.perf_counter()
-        engine = build_engine(config, model, need, self._shelf)
+        engine = build_engine(config, model, need, self._shelf, self.watch)
         self.load_seconds = time.perf_counter() - start
-        self.meter = None if config.fake_model else meter_for(engine, model, self.measure_again)
+        with self.watch.stage("rates of the machine"):
+            self.meter = None if config.fake_model else meter_for(engine, model, self.measure_again)
         self.forecast = None if cost is None else StepForecast(cost)
         return engine
 
@@ -51,7 +63,7 @@ class RunMeter:
 
         if config.fake_model or config.speculative != "off":
             return None
-        return step_cost(config, model) if self.measure_again else try_step_cost(config, model)
+        return step_cost(config, model) if self.measure_again else try_step_cost(config, model, self.watch)
 
     def step(self, shape: StepShape) -> None:
         """Count one step."""
@@ -64,7 +76,7 @@ class RunMeter:
         """The report, judged by the steps that were seen."""
         from batchinfer.reports.summary import RunSummary
 
-        return RunSummary.of(report, self.meter, self.forecast)
+        return RunSummary.of(report, self.meter, self.forecast, self.watch.stages)
 
     def report_json(self, report: JobReport) -> dict[str, Any]:
         """The stable keys of `OUTPUT.report.json`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -14,7 +15,9 @@ from batchinfer.job import JobReport
 from batchinfer.machine import Machine, read_machine, read_versions
 from batchinfer.reports.limit import LimitMeter, LimitReport, gap_reasons
 from batchinfer.reports.predict import StepForecast
+from batchinfer.reports.stage_table import stage_table
 from batchinfer.reports.wording import in_words, plural
+from batchinfer.stopwatch import StageTime
 
 ERRORS_SHOWN = 5
 PLAIN_WIDTH = 100
@@ -37,18 +40,21 @@ class RunSummary:
     limit: LimitReport | None = None  # None: nothing ran, or the forward pass was a fake
     reasons: list[str] = field(default_factory=list)  # what lies between the run and its limit
     forecast: StepForecast | None = None  # None: what a step costs here was not known
+    stages: Sequence[StageTime] = ()  # empty: nobody asked for them
     machine: Machine = field(default_factory=read_machine)
     versions: dict[str, str] = field(default_factory=read_versions)
 
     @classmethod
-    def of(cls, report: JobReport, meter: LimitMeter | None, forecast: StepForecast | None = None) -> RunSummary:
+    def of(
+        cls, report: JobReport, meter: LimitMeter | None, forecast: StepForecast | None = None, stages: Sequence[StageTime] = ()
+    ) -> RunSummary:
         """The summary of a report, judged by the steps that the meters saw."""
         if forecast is not None and not forecast.measured_seconds:
             forecast = None
         if meter is None or not meter.steps or report.seconds.run <= 0:
-            return cls(report, forecast=forecast)
+            return cls(report, forecast=forecast, stages=stages)
         reasons = gap_reasons(meter, stage_seconds(report), report.stats.recomputed_tokens, report.stats.computed_tokens)
-        return cls(report, meter.against(report.seconds.run), reasons, forecast)
+        return cls(report, meter.against(report.seconds.run), reasons, forecast, stages)
 
     def as_dict(self) -> dict[str, Any]:
         """The report's keys, as `OUTPUT.report.json` and `bench --json` hold them."""
@@ -72,6 +78,7 @@ class RunSummary:
             "limit": None if self.limit is None else self.limit.as_dict(),
             "predicted_seconds": None if self.forecast is None else round(self.forecast.predicted_seconds, 3),
             "step_seconds": None if self.forecast is None else round(self.forecast.measured_seconds, 3),
+            "timings": [rounded(asdict(stage)) for stage in self.stages],
             "host_ms_per_step": round(host_ms_per_step(report), 4),
             "preemptions": report.stats.preemptions,
             "prefix_hit_rate": round(report.stats.prefix_hit_rate, 4),
@@ -88,6 +95,11 @@ class RunSummary:
             "versions": self.versions,
             "machine": self.machine.as_dict(),
         }
+
+
+def rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with their seconds to a tenth of a millisecond."""
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in values.items()}
 
 
 def speculation(stats: RunStats) -> dict[str, Any]:
@@ -169,6 +181,9 @@ def print_end(summary: RunSummary, stream: TextIO | None, quiet: bool) -> None:
         if report.stats.steps:
             console.print()
             console.print(end_table(summary))
+        if summary.stages:
+            console.print()
+            console.print(stage_table(summary.stages))
         for message in report.first_errors[:ERRORS_SHOWN]:
             console.print(Text(message, style="red"), soft_wrap=True)
         if report.message:

@@ -18,6 +18,7 @@ from batchinfer.ops.native.int4 import can_multiply_int4, native_int4_matmul
 from batchinfer.ops.native.library import NativeLibrary, load_native
 from batchinfer.ops.native.rowwise import native_int8_ops, native_ops
 from batchinfer.ops.table import REFERENCE, REFERENCE_INT8, Choice, Ops
+from batchinfer.stopwatch import NO_STOPWATCH, Stopwatch
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 BF16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")  # processors that multiply bf16 themselves
@@ -60,7 +61,7 @@ class Wanted:
     graphs: bool = True  # on a CPU: fused native operations
 
 
-def choose_target(wanted: Wanted, checkpoint_dtype: str, quantised: bool) -> ComputeTarget:
+def choose_target(wanted: Wanted, checkpoint_dtype: str, quantised: bool, watch: Stopwatch = NO_STOPWATCH) -> ComputeTarget:
     """Resolve `auto`. `checkpoint_dtype` is the model's own; `quantised` weights have no exact dtype of their own.
 
     Raises `BackendError` for what cannot run here.
@@ -68,7 +69,9 @@ def choose_target(wanted: Wanted, checkpoint_dtype: str, quantised: bool) -> Com
     place, place_reason = _device(wanted.device)
     name, dtype_reason = _dtype(wanted.dtype, checkpoint_dtype, quantised, place)
     choices = [Choice("device", place.type, place_reason), Choice("dtype", name, dtype_reason)]
-    native = load_native() if place.type == "cpu" else NativeLibrary(None, ONLY_ONE)
+    with watch.stage("native library"):
+        native = load_native() if place.type == "cpu" else NativeLibrary(None, ONLY_ONE)
+    watch.say("native library", "none" if native.library is None else "built" if native.is_new else "loaded")
     flash = native if wanted.flash_attention else _without(native, "--no-flash-attention")
     fused = native if wanted.graphs else _without(native, "--enforce-eager")
     linear, matmul = choose_linear(wanted.quantization, place, TORCH_DTYPES[name], native.library)

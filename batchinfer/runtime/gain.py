@@ -27,7 +27,7 @@ def int8_speed_up(target: ComputeTarget, shapes: list[tuple[int, int]]) -> float
     out, size = sorted(shapes, key=lambda shape: shape[0] * shape[1])[len(shapes) // 2]
     shape = min(out, MOST), min(size, MOST)
     facts = [torch.__version__, torch.get_num_threads(), target.dtype_name, shape]
-    ratio = float(remembered("int8-gain", facts, lambda: round(_measure(target, shape), 2)))
+    ratio = float(remembered("int8-gain", facts, lambda: round(_measure(target, shape), 2)).value)
     return ratio if ratio >= WORTH_SAYING else None
 
 

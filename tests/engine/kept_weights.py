@@ -14,7 +14,7 @@ def kept_weights() -> Iterator[None]:
     """Within it, engines of one model, arithmetic and native library share what was loaded: nothing writes to weights."""
     load, kept = build.load_weights, {}
 
-    def load_once(model: Any, target: Any) -> Any:
+    def load_once(model: Any, target: Any, watch: Any = None) -> Any:
         key = (model.files.path, model.max_model_len, target.dtype_name, target.linear.name, target.native.target, target.fused.reason)
         if key not in kept:
             kept[key] = load(model, target)

@@ -54,7 +54,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sizes_at_which_a_library_sums_otherwise_are_left_out() -> None:
-    sizes = row_sizes("moody", with_moods, SHAPE, torch.float32)
+    sizes = row_sizes("moody", with_moods, SHAPE, torch.float32).value
     assert sizes == tuple(size for size in range(STEP, MOST_ROWS + 1, STEP) if not backwards(size))
     weight, x = cancelling(SHAPE, MOST_ROWS)
     whole = in_row_sizes(with_moods(weight), sizes, x)
@@ -63,7 +63,7 @@ def test_sizes_at_which_a_library_sums_otherwise_are_left_out() -> None:
 
 
 def test_a_library_that_always_sums_alike_is_left_alone() -> None:
-    assert row_sizes("steady", steady, SHAPE, torch.float32) == ()
+    assert row_sizes("steady", steady, SHAPE, torch.float32).value == ()
 
 
 def test_what_cancels_shows_another_order_where_rounding_would_hide_it() -> None:

@@ -62,6 +62,7 @@ class NativeLibrary:
     library: ctypes.CDLL | None
     reason: str
     variant: str | None = None  # "avx512" or "avx2"
+    is_new: bool = False  # built by this process
     target: str = "none"  # the instructions in words, such as "AVX-512 (VNNI, BF16)": libraries of other targets may round otherwise
 
 
@@ -101,16 +102,17 @@ def _load(compiler: str, variant: Variant) -> NativeLibrary:
             return NativeLibrary(None, f"{compiler} {variant.flag} knows no {', '.join(lacking)}; install a newer g++")
         extras = ", ".join(title for macro, title in variant.extras if macro in defined)
         target = f"{variant.title} ({extras})" if extras else variant.title
-        library = ctypes.CDLL(str(_built(command, variant, macros)))
+        place, is_new = _built(command, variant, macros)
+        library = ctypes.CDLL(str(place))
     except subprocess.CalledProcessError as err:
         return NativeLibrary(None, f"{compiler} failed: {_last_line(err.stderr)}")
     except (OSError, subprocess.TimeoutExpired) as err:
         return NativeLibrary(None, f"could not be built or loaded: {err}")
-    return NativeLibrary(library, f"built with {compiler} for {target}", variant.name, target)
+    return NativeLibrary(library, f"built with {compiler} for {target}", variant.name, is_new, target)
 
 
-def _built(command: list[str], variant: Variant, macros: str) -> Path:
-    """The library's file, built if it is not there. `macros`: the compiler's version, and the instructions that it uses."""
+def _built(command: list[str], variant: Variant, macros: str) -> tuple[Path, bool]:
+    """The library's file, built if it is not there, and whether it was. `macros`: the compiler's version, and the instructions that it uses."""
     sources, headers = sorted(FOLDER.glob("*.cpp")), sorted(FOLDER.glob("*.h"))
     facts = [*(f"{path.name}\0{path.read_text()}" for path in (*sources, *headers)), macros, *command, *FLAGS, torch.__version__]
     key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
@@ -118,7 +120,7 @@ def _built(command: list[str], variant: Variant, macros: str) -> Path:
     if target.exists():
         with suppress(OSError):
             os.utime(target)  # in use: younger than those that may be deleted
-        return target
+        return target, False
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -128,7 +130,7 @@ def _built(command: list[str], variant: Variant, macros: str) -> Path:
     finally:
         scratch.unlink(missing_ok=True)
     _delete_oldest(target.parent)
-    return target
+    return target, True
 
 
 def _compile(command: list[str], sources: list[Path], folder: Path, target: Path) -> None:
