@@ -50,12 +50,12 @@ def run_command(args: list[str]) -> int:
 def _invoke(args: list[str]) -> int:
     import typer
 
-    from batchinfer.cli.main import app, with_leading_flags_moved
+    from batchinfer.cli.main import command_tree, with_leading_flags_moved
 
     usage_error: Any = typer.BadParameter.__mro__[1]  # typer has its own copy of click in some versions, click's in others
-    command: Any = typer.main.get_command(app)
+    args = with_leading_flags_moved(args)
+    command: Any = typer.main.get_command(command_tree(args))
     try:
-        args = with_leading_flags_moved(args)
         with command.make_context("batchinfer", list(args)) as context:
             verdict = command.invoke(context)
         _flush(sys.stdout)

@@ -12,6 +12,7 @@ from batchinfer.model.config import ModelConfig, read_model_config
 from batchinfer.model.generation import GenerationConfig, read_generation_config
 from batchinfer.runtime.threads import wait_politely
 from batchinfer.stopwatch import NO_STOPWATCH, Stopwatch
+from batchinfer.weights.gguf import read_gguf
 from batchinfer.weights.source import ModelFiles, resolve_model
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ def open_model(config: EngineConfig, watch: Stopwatch = NO_STOPWATCH) -> ModelHa
     with watch.stage("find the model"):
         files = resolve_model(config.model, config.revision)
     with watch.stage("read its configuration"):
-        model, generation = read_model_config(files), read_generation_config(files)
+        header = read_gguf(files.path) if files.kind == "gguf" else None  # once: a vocabulary takes a tenth of a second to read
+        model, generation = read_model_config(files, header), read_generation_config(files, header)
     length = config.max_model_len or model.max_position
     if length > model.max_position:
         raise ConfigError(f"--max-model-len {length:,}: the context of {config.model} is {model.max_position:,} tokens")
     with watch.stage("tokenizer"):
-        tokenizer = load_tokenizer(files)
+        tokenizer = load_tokenizer(files, header)
     return ModelHandle(files, model, generation, tokenizer, length)
 
 

@@ -1,40 +1,39 @@
-"""The command tree. Command modules import nothing heavy, so that `batchinfer --help` is quick."""
+"""The command tree. Command modules import nothing heavy, and a command line loads its own alone, so that each is quick."""
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import typer
 
-from batchinfer.cli.ablate import ablate
-from batchinfer.cli.bench import bench
-from batchinfer.cli.doctor import doctor
 from batchinfer.cli.flags import GeneralFlags, gathers_flags
-from batchinfer.cli.models import app as models_app
-from batchinfer.cli.plan import plan
-from batchinfer.cli.run import run
-from batchinfer.cli.sweep_kv import sweep_kv
 
-app = typer.Typer(
-    name="batchinfer",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = ("run", "plan", "ablate", "sweep-kv", "bench", "models", "doctor")
 
 
-@app.callback()
 @gathers_flags
 def everywhere(general: GeneralFlags) -> None:
     """Offline batch LLM inference: a prompts file in, generated text out, in input order."""
 
 
-app.command("run")(run)
-app.command("plan")(plan)
-app.command("ablate")(ablate)
-app.command("sweep-kv")(sweep_kv)
-app.command("bench")(bench)
-app.add_typer(models_app, name="models")
-app.command("doctor")(doctor)
+def command_tree(args: list[str]) -> typer.Typer:
+    """The command that a command line begins with, or all of them where it begins with none: for help, and to find what was meant."""
+    app = typer.Typer(
+        name="batchinfer",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(everywhere)
+    for name in args[:1] if args[:1] and args[0] in COMMANDS else COMMANDS:
+        place = name.replace("-", "_")
+        module = import_module(f"batchinfer.cli.{place}")
+        if name == "models":
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, place))
+    return app
 
 
 def with_leading_flags_moved(args: list[str]) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from batchinfer.cli.flags import EngineFlags, GeneralFlags, InputFlags, ModelFlags, OutputFlags, gathers_flags
-from batchinfer.cli.plan import PlanOptions, make_plan
 from batchinfer.cli.sampling_flags import SamplingFlags
 from batchinfer.cli.settings import engine_config, input_options, output_options
 
@@ -54,13 +53,14 @@ def run(
         options = input_options(input, input_file, input_flags)
         sampling = sampling_flags.checked_values()
         if dry_run:
+            from batchinfer.cli.plan import PlanOptions, make_plan
+
             return make_plan(config, options, sampling, PlanOptions(quiet=output_flags.quiet))
         outputs = output_options(output_flags)
 
         from batchinfer.job import JobParts, run_job
-        from batchinfer.reports.live import choose_face
+        from batchinfer.reports.faces import choose_face
         from batchinfer.reports.metering import RunMeter
-        from batchinfer.reports.summary import print_end
 
         meter = RunMeter(watch=watch)
         with choose_face(output_flags.quiet, sys.stderr) as face:
@@ -74,5 +74,8 @@ def run(
                 watch=watch,
             )
             report = run_job(config, options, outputs, sampling, face, parts)
+
+        from batchinfer.reports.summary import print_end  # draws tables: not needed before
+
         print_end(meter.summary(report), sys.stderr, output_flags.quiet)
         return report.exit_code

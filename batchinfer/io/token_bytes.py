@@ -53,12 +53,22 @@ def token_bytes(tokens: Sequence[str | None], decoder: Any, place: str) -> Token
 
 
 def _byte_level(tokens: Sequence[str | None]) -> list[bytes]:
-    alphabet = byte_alphabet()
+    letters = _Letters({ord(char): byte for char, byte in byte_alphabet().items()})
     table = []
     for token in tokens:
-        values = [alphabet.get(char, -1) for char in token or ""]
-        table.append(bytes(values) if -1 not in values else (token or "").encode("utf-8", "replace"))
+        text = token or ""
+        try:
+            table.append(text.translate(letters).encode("latin-1"))
+        except UnicodeEncodeError:
+            table.append(text.encode("utf-8", "replace"))
     return table
+
+
+class _Letters(dict[int, int]):
+    """Code points of the alphabet to those of their bytes, any other to one that is no byte: for `str.translate`."""
+
+    def __missing__(self, code: int) -> int:
+        return 0x100
 
 
 def _sentencepiece(tokens: Sequence[str | None], steps: Sequence[dict[str, Any]], place: str) -> TokenBytes:

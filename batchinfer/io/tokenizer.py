@@ -22,7 +22,7 @@ from batchinfer.io.token_bytes import token_bytes
 from batchinfer.io.tool_calls import ToolFormat, find_format
 from batchinfer.io.truncate import PlacedTokens
 from batchinfer.model.generation import gguf_eos_ids, read_generation_config
-from batchinfer.weights.gguf import read_gguf
+from batchinfer.weights.gguf import GgufHeader, read_gguf
 from batchinfer.weights.json_file import read_json
 from batchinfer.weights.source import ModelFiles, read_json_if_there
 
@@ -109,9 +109,9 @@ class Tokenizer:
         return self.vocabulary.decode(ids, skip_special_tokens)
 
 
-def load_tokenizer(files: ModelFiles) -> Tokenizer:
-    """The tokenizer of a model's files."""
-    return _from_gguf(files.path) if files.kind == "gguf" else _from_folder(files)
+def load_tokenizer(files: ModelFiles, header: GgufHeader | None = None) -> Tokenizer:
+    """The tokenizer of a model's files. `header`: of the GGUF file, where it was read."""
+    return _from_gguf(header or read_gguf(files.path)) if files.kind == "gguf" else _from_folder(files)
 
 
 def _from_folder(files: ModelFiles) -> Tokenizer:
@@ -166,8 +166,8 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _from_gguf(path: Path) -> Tokenizer:
-    header = read_gguf(path)
+def _from_gguf(header: GgufHeader) -> Tokenizer:
+    path = header.path
     tokens = read_tokens(header)
     backend = build_tokenizer(tokens)
     ids = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from batchinfer.errors import ModelError, UnsupportedModel
-from batchinfer.weights.gguf import read_gguf
+from batchinfer.weights.gguf import GgufHeader, read_gguf
 from batchinfer.weights.json_file import read_json
 from batchinfer.weights.source import ModelFiles
 
@@ -89,13 +89,13 @@ class ModelConfig:
         return shapes
 
 
-def read_model_config(files: ModelFiles) -> ModelConfig:
-    """The model's architecture; refuses by name what this version does not run."""
+def read_model_config(files: ModelFiles, header: GgufHeader | None = None) -> ModelConfig:
+    """The model's architecture; refuses by name what this version does not run. `header`: of the GGUF file, where it was read."""
     from batchinfer.model.families import family_of_gguf, family_of_hf
     from batchinfer.model.gguf_config import hf_keys_of
 
     if files.kind == "gguf":
-        header = read_gguf(files.path)
+        header = header or read_gguf(files.path)
         family = family_of_gguf(header.architecture, files.path)
         return check_config(family.config_from_hf(hf_keys_of(header, family), str(files.path)), files.path)
     place = files.path / "config.json"

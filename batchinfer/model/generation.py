@@ -32,10 +32,10 @@ class GenerationConfig:
     notes: tuple[str, ...] = ()
 
 
-def read_generation_config(files: ModelFiles) -> GenerationConfig:
-    """The checkpoint's own generation settings."""
+def read_generation_config(files: ModelFiles, header: GgufHeader | None = None) -> GenerationConfig:
+    """The checkpoint's own generation settings. `header`: of the GGUF file, where it was read."""
     if files.kind == "gguf":
-        return GenerationConfig(gguf_eos_ids(read_gguf(files.path)))
+        return GenerationConfig(gguf_eos_ids(header or read_gguf(files.path)))
     place = files.path / "generation_config.json"
     generation = read_json_if_there(place)
     config = read_json(files.path / "config.json")

@@ -262,7 +262,7 @@ def plan_picture(plan: JobPlan) -> RenderableType:
 
 def print_plan(plan: JobPlan, console: Console) -> None:
     """Print a plan, the first rendered prompt included."""
-    from batchinfer.reports.live import indented
+    from batchinfer.reports.faces import indented
 
     for note in plan.notes:
         console.print(Text(note))

@@ -173,6 +173,19 @@ class _Cursor:
         start = self.need(length, what)
         return self.data[start : start + length].decode("utf-8", errors="replace")
 
+    def texts(self, count: int, what: str) -> list[str]:
+        """So many strings behind each other: vocabularies have hundreds of thousands."""
+        found, length_at = [], LAYOUTS["Q"].unpack_from
+        for _ in range(count):
+            start = self.pos + 8
+            end = start + length_at(self.data, self.pos)[0] if start <= len(self.data) else len(self.data) + 1
+            if end > len(self.data):  # more of the file is needed, or it ends here
+                found.append(self.string(what))
+                continue
+            found.append(self.data[start:end].decode("utf-8", errors="replace"))
+            self.pos = end
+        return found
+
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
         """A metadata value of the stated type; arrays of numbers come as NumPy arrays, so that a long one stays small."""
         if kind == STRING:
@@ -190,7 +203,7 @@ class _Cursor:
         if self.strings > MAX_STRINGS:
             raise ModelError(f"{self.path}: {what} states {count:,} items; more than any vocabulary has; corrupt")
         if inner == STRING:
-            return [self.string(what) for _ in range(count)]
+            return self.texts(count, what)
         return [self.value(inner, what, depth + 1) for _ in range(count)]
 
 

@@ -27,6 +27,31 @@ def test_the_command_tree_imports_nothing_heavy() -> None:
     assert shown.stdout.strip() == "[]", shown.stderr
 
 
+def test_a_command_line_loads_its_own_command_alone() -> None:
+    others = [f"batchinfer.cli.{name}" for name in ("plan", "ablate", "bench", "models", "sweep_kv")]
+    script = (
+        "import sys; from batchinfer.__main__ import run_command; code = run_command(['doctor', '--version']);"
+        f"print(code, [m for m in {others} if m in sys.modules])"
+    )
+    assert python("-c", script).stdout.splitlines()[-1] == "0 []"
+
+
+def test_nothing_is_drawn_or_planned_before_the_first_answer(tiny_folder: Path, tmp_path: Path) -> None:
+    """What stands on no terminal needs no rich, and a run needs no plan: they would only delay it."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "hello", "max_tokens": 2}\n')
+    script = (
+        "import sys\n"
+        "from batchinfer.reports.faces import PlainFace\n"
+        "from batchinfer.__main__ import run_command\n"
+        "unneeded = ('rich', 'pyarrow', 'transformers', 'jsonschema', 'batchinfer.cli.plan', 'batchinfer.reports.plan')\n"
+        "PlainFace.answer_shown = lambda *given: print([name for name in unneeded if name in sys.modules])\n"
+        f"sys.exit(run_command(['run', {str(tmp_path / 'in.jsonl')!r}, '-m', {str(tiny_folder)!r}]))\n"
+    )
+    shown = python("-c", script)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == "[]\n"
+
+
 def test_help_shows_the_groups_everyday_ones_first(cli: Cli) -> None:
     said = cli("run", "--help")
     assert said.code == 0

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from batchinfer.core.request import SamplingParams
 from batchinfer.job import JobInfo, JobSnapshot
-from batchinfer.reports.live import LiveFace, PlainFace, QuietFace, StallWatch, choose_face, progress_panel, shown
+from batchinfer.reports.faces import PlainFace, QuietFace, StallWatch, choose_face, shown
+from batchinfer.reports.live import LiveFace, progress_panel
 from batchinfer.reports.wording import fitting, in_bytes, in_short, in_words, kernels_folded, plural
 
 INFO = JobInfo(

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from batchinfer.errors import InputError, ModelError, UnsupportedModel
 from batchinfer.io.shrinking import bytes_per_token
+from batchinfer.io.token_bytes import byte_alphabet, token_bytes
 from batchinfer.io.tokenizer import Tokenizer, load_tokenizer
 from batchinfer.weights.source import ModelFiles, resolve_model
 from tests.oracle.tiny_models import IM_END_ID, build_tokenizer, write_gguf, write_tiny
@@ -84,6 +85,14 @@ def check_decoding(ours: Tokenizer, sequences: list[list[int]]) -> None:
 @given(ids=st.lists(st.integers(0, IM_END_ID), max_size=30))
 def test_byte_level_decoding_equals_the_librarys_for_any_ids(tiny: Path, ids: list[int]) -> None:
     check_decoding(load_tokenizer(resolve_model(str(tiny / "m"))), [ids])
+
+
+@given(token=st.one_of(st.text(max_size=8), st.text(alphabet=[*byte_alphabet(), " ", "\xad", "\u0144", "\ud800"], max_size=8)))
+def test_letters_of_the_byte_alphabet_are_bytes_and_any_other_token_is_its_text(token: str) -> None:
+    alphabet = byte_alphabet()
+    known = all(letter in alphabet for letter in token)
+    expected = bytes(alphabet[letter] for letter in token) if known else token.encode("utf-8", "replace")
+    assert token_bytes([token, None], decoders.ByteLevel(), "here").table == [expected, b""]
 
 
 PIECES = [

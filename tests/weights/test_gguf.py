@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchinfer.errors import ModelError, UnsupportedModel
+from batchinfer.weights import gguf as gguf_reader
 from batchinfer.weights.gguf import GgufCheckpoint, can_dequantise, read_gguf
 
 ROWS, COLUMNS = 6, 512
@@ -52,6 +53,20 @@ def test_metadata_and_tensors_read_back(tmp_path: Path) -> None:
     assert (a.dtype, a.shape, b.dtype, b.shape) == ("float32", (3, 4), "float16", (6,))
     np.testing.assert_array_equal(a.data.view(np.float32), np.arange(12))
     np.testing.assert_array_equal(b.data.view(np.float16), np.arange(6))
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_text_that_reaches_over_a_piece_of_the_header_reads_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(gguf_reader._Cursor, "PIECE", piece)
+    words = ["", "a", "grüße" * 20, " ", "\0"]
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("strings", words)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert read_gguf(path).metadata["strings"] == words
 
 
 def quantised_types() -> list[str]:
