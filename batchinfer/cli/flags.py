@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from batchinfer.cli.settings_file import apply_settings_file
+from batchinfer.cli.settings_file import apply_settings_file, overruled
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FEATURES = "Features, one by one"
@@ -286,14 +286,16 @@ def gathers_flags(function: Command) -> Command:
         parameters.extend([flag for flag in _flags_of(record) if flag.name not in given] if record is not None else [parameter])
 
     @functools.wraps(function)
-    def command(**values: Any) -> Any:
+    def command(context: typer.Context, **values: Any) -> Any:
+        values |= overruled(context, values)
         given = {
             name: values[name] if record is None else record(**{f.name: values[f.name] for f in fields(record) if f.name not in spread})
             for name, record in spread.items()
         }
         return function(**given)
 
-    ordered = sorted(parameters, key=lambda p: p.kind)
+    parameters.append(inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context))
+    ordered = sorted(parameters, key=lambda p: (p.kind, p.default is not inspect.Parameter.empty))
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in ordered}
     return typing.cast(Command, command)

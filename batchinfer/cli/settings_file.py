@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,27 @@ from batchinfer.errors import ConfigError
 
 AS_JSON = frozenset({"choices"})  # flags that take a list as JSON, too
 NOT_IN_A_FILE = frozenset({"config", "version", "help"})
+
+
+# Flags that say the same thing in different ways, of which a command takes one.
+RIVALS = (
+    ("response_format", "choices"),
+    ("num_kv_blocks", "kv_cache_memory"),
+    ("keep_columns", "drop_columns"),
+    ("prompt_template", "prompt_column"),
+    ("prompt_template", "messages_column"),
+)
+
+
+def overruled(context: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a settings file beside which the command line gives a rival: None for each, since the command line wins."""
+
+    def given_by(name: str, source: str) -> bool:
+        found = context.get_parameter_source(name) if name in values else None
+        return found is not None and found.name == source
+
+    pairs = [pair for rivals in RIVALS for pair in (rivals, rivals[::-1])]
+    return {name: None for name, rival in pairs if given_by(name, "DEFAULT_MAP") and given_by(rival, "COMMANDLINE")}
 
 
 def apply_settings_file(context: typer.Context, path: Path | None) -> Path | None:

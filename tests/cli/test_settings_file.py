@@ -45,6 +45,23 @@ def test_the_command_line_wins(cli: Cli, tmp_path: Path) -> None:
     assert "no such file" in refused(cli, tmp_path, "block-size = 3\n", "--block-size", "16")
 
 
+@pytest.mark.parametrize(
+    "in_file, flags, words",
+    [
+        ('choices = ["a"]', ("--response-format", "json_object"), "both say"),
+        ('response-format = "json_object"', ("--choices", "a,b"), "both say"),
+        ("num-kv-blocks = 64", ("--kv-cache-memory", "1GB"), "give one of them"),
+        ('drop-columns = ["x"]', ("--keep-columns", "y"), "give one of them"),
+        ('prompt-column = "x"', ("--prompt-template", "{{ y }}"), "leave --prompt-column"),
+        ('prompt-template = "{{ y }}"', ("--messages-column", "x"), "leave --prompt-column"),
+    ],
+)
+def test_the_command_line_wins_over_what_excludes_it(cli: Cli, tmp_path: Path, in_file: str, flags: tuple[str, str], words: str) -> None:
+    assert "no such file" in refused(cli, tmp_path, in_file + "\n", *flags)
+    both = f"{in_file}\n{flags[0][2:]} = '{flags[1]}'\n"
+    assert words in refused(cli, tmp_path, both)
+
+
 def test_negative_forms_lists_and_tables(cli: Cli, tmp_path: Path) -> None:
     good = 'no-prefix-caching = true\nno-kv-cache = true\npaged = false\nenforce-eager = true\nspeculative = "ngram"\nstop = ["a", "b"]\nstop-token-ids = [1, 2]\nkv-cache-memory = "64MiB"\n[engine]\nmax_num_seqs = 4\n'
     assert "no such file" in refused(cli, tmp_path, good)
