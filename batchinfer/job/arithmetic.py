@@ -48,7 +48,7 @@ def keep_arithmetic(manifest_path: Path, engine: Engine, num_stored: int, observ
                 what = "native library" if name == LIBRARY else name
                 raise OutputConflict(
                     f"the finished rows were computed with {what} {was}; now it comes out as {is_now}, "
-                    f"which may change texts: {_way_back(name, was)}, or start afresh with --overwrite"
+                    f"which may change texts: {_way_back(name, was, is_now)}, or start afresh with --overwrite"
                 )
         if before.get(LONGEST) != now[LONGEST]:
             observer.warn(
@@ -61,13 +61,15 @@ def keep_arithmetic(manifest_path: Path, engine: Engine, num_stored: int, observ
         replace(manifest, resolved=now).write(manifest_path)
 
 
-def _way_back(name: str, value: str) -> str:
+def _way_back(name: str, value: str, now: str) -> str:
     if name in BY_FLAG:
         return f"go on with --{name.replace('_', '-')} {value}"
     if name == "matmul":
         return "go on where products come out as they did (batchinfer doctor says how they are made here)"
     if value == "AVX2":
         return "go on with BATCHINFER_NATIVE=avx2 in the environment"
+    if value == now.replace(", AMX", "") and value != now:
+        return "go on with BATCHINFER_NATIVE=avx512 in the environment"
     if value == "none":
         return "go on with BATCHINFER_NATIVE=off in the environment"
     flag = SWITCHES.get(name)

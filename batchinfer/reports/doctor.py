@@ -182,6 +182,8 @@ def _native(findings: Findings, threads: int | None) -> None:
         return
     section.add("cpu", f"native library ({native.reason})")
     others = [f"{SWITCH}=off takes plain torch, slower"]
+    if native.variant == "amx":
+        others.append(f"{SWITCH}=avx512 the variant for processors without AMX")
     if native.variant != "avx2":
         others.append(f"{SWITCH}=avx2 the variant for processors without AVX-512")
     section.add("otherwise", "; ".join(others))

@@ -12,12 +12,15 @@ from batchinfer.attention.base import AttentionBackend, AttnInputs, AttnSpec
 from batchinfer.attention.kv_cache import KV_FORMATS, KVCache
 from batchinfer.attention.native import NativeAttention
 from batchinfer.attention.reference import ReferenceAttention
-from batchinfer.ops.native.library import load_native
 from batchinfer.ops.reference import rotary
 from batchinfer.ops.rows import Product, ScaledRows
+from tests.ops.native_tables import VARIANTS, native_variant
 
-NATIVE = load_native()
-BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.skipif(NATIVE.library is None, reason=NATIVE.reason))]
+NATIVE = {f"native {variant}": native_variant(variant) for variant in VARIANTS}
+NATIVE_BACKENDS = [
+    pytest.param(name, marks=pytest.mark.skipif(native.library is None, reason=native.reason)) for name, native in NATIVE.items()
+]
+BACKENDS = ["reference", *NATIVE_BACKENDS]
 
 
 class Stream:
@@ -73,8 +76,9 @@ def dense(spec: AttnSpec, s: Stream, setting: Setting) -> torch.Tensor:
 def make_backend(setting: Setting, cache: KVCache) -> AttentionBackend:
     if setting.backend == "reference":
         return ReferenceAttention(cache, torch.device("cpu"), setting.dtype)
-    assert NATIVE.library is not None
-    return NativeAttention(cache, NATIVE.library, setting.dtype)
+    library = NATIVE[setting.backend].library
+    assert library is not None
+    return NativeAttention(cache, library, setting.dtype)
 
 
 def paged(spec: AttnSpec, streams: list[Stream], spans: list[list[int]], setting: Setting) -> list[torch.Tensor]:

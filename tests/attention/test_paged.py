@@ -9,7 +9,7 @@ import torch
 
 from batchinfer.attention.base import AttnSpec
 from batchinfer.attention.native import why_not_native
-from tests.attention.streams import BACKENDS, NATIVE, Setting, Stream, dense, paged, ragged_spans
+from tests.attention.streams import BACKENDS, NATIVE, NATIVE_BACKENDS, Setting, Stream, dense, paged, ragged_spans
 
 SPECS = [
     AttnSpec(9, 3, 64, 0.125),
@@ -59,16 +59,40 @@ def test_sliding_windows_and_soft_caps(backend: str, window: int, kv: str) -> No
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kv", "dtype"), STORED)
 def test_chunks_blocks_and_neighbours_change_no_bit(backend: str, kv: str, dtype: torch.dtype) -> None:
-    for spec in (AttnSpec(9, 3, 64, 0.125), AttnSpec(4, 4, 32, 0.2)):
+    for spec in (AttnSpec(9, 3, 64, 0.125), AttnSpec(4, 4, 32, 0.2), AttnSpec(5, 1, 96, 0.1)):
         lengths = [150, 70, 131]
         streams = [Stream(spec, n, i) for i, n in enumerate(lengths)]
         setting = Setting(backend, kv=kv, dtype=dtype, angle=0.02)
         whole = paged(spec, streams, [lengths], setting)
-        for block_size, seed in itertools.product((16, 64, 128), range(2)):
+        for block_size, seed in itertools.product((16, 32, 64, 128), range(2)):
             got = paged(spec, streams, ragged_spans(lengths, seed), setting.but(block_size=block_size))
             assert all(torch.equal(a, b) for a, b in zip(whole, got, strict=True)), (block_size, seed)
         alone = paged(spec, streams[:1], [[1]] * 150, setting)[0]
         assert torch.equal(alone, whole[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1e-38, 1e-19, 1e3, 1e14])
+def test_tiny_and_huge_numbers_change_no_bit_either(backend: str, size: float) -> None:
+    """Numbers and products below the normal range among them: where kernels for few and for many rows could part."""
+    for spec in (AttnSpec(9, 3, 64, 0.125), AttnSpec(8, 1, 128, 1.0)):
+        stream = Stream(spec, 100, 3, size)
+        setting = Setting(backend, kv="bf16", dtype=FLOAT32)
+        whole, alone = (paged(spec, [stream], spans, setting)[0] for spans in ([[100]], [[1]] * 100))
+        assert torch.equal(alone, whole)
+
+
+@pytest.mark.skipif({"native on", "native avx512"} - NATIVE.keys() != set(), reason="one variant for AVX-512 here")
+@pytest.mark.parametrize("dtype", [BF16, FLOAT32])
+def test_amx_computes_8_bit_keys_and_values_as_avx512_does(dtype: torch.dtype) -> None:
+    capped = AttnSpec(6, 2, 128, 0.5, windows=(40,), softcap=3.0)
+    for spec in (*SPECS, AttnSpec(64, 2, 64, 0.125), AttnSpec(8, 8, 192, 0.1), capped):
+        lengths = [1, 15, 64, 210]
+        streams = [Stream(spec, n, i, size) for i, (n, size) in enumerate(zip(lengths, (1.0, 30.0, 1e-3, 1.0), strict=True))]
+        for block_size, spans in itertools.product((16, 32, 64), ([lengths], ragged_spans(lengths, 1))):
+            setting = Setting("native on", block_size, "int8", dtype, angle=0.01)
+            amx, avx512 = (paged(spec, streams, spans, setting.but(backend=name)) for name in ("native on", "native avx512"))
+            assert all(torch.equal(a, b) for a, b in zip(amx, avx512, strict=True)), (spec, block_size)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -80,9 +104,9 @@ def test_rows_of_an_8_bit_product_are_scaled_first(backend: str) -> None:
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(plain, scaled, strict=True))
 
 
-@pytest.mark.skipif(NATIVE.library is None, reason=NATIVE.reason)
+@pytest.mark.parametrize("backend", NATIVE_BACKENDS)
 @pytest.mark.parametrize("kv", ["float32", "bf16", "int8"])
-def test_native_equals_the_reference_on_the_same_stored_values(kv: str) -> None:
+def test_native_equals_the_reference_on_the_same_stored_values(backend: str, kv: str) -> None:
     """On large and flat scores alike. What is left of the 16-bit and bf16 weights is stated here."""
     tolerance = {"float32": 3e-5, "bf16": 1.6e-2, "int8": 2e-3}[kv]
     for spec, size in ((AttnSpec(16, 4, 96, 0.5), 16), (AttnSpec(12, 12, 64, 1e-3), 32), (AttnSpec(64, 4, 128, 0.1), 128)):
@@ -90,7 +114,7 @@ def test_native_equals_the_reference_on_the_same_stored_values(kv: str) -> None:
         for dtype in (BF16,) if kv == "bf16" else (FLOAT32,):
             results = [
                 paged(spec, streams, [[200, 1, 1], [57, 32, 0]], Setting(name, size, kv, dtype, angle=0.01))
-                for name in ("reference", "native")
+                for name in ("reference", backend)
             ]
             for one, other in zip(*results, strict=True):
                 assert torch.allclose(one.float(), other.float(), atol=tolerance)

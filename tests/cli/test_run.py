@@ -294,7 +294,7 @@ def test_the_variant_in_use_is_told_and_a_wrong_switch_refused(
     settings = json.loads((tmp_path / "out.jsonl.report.json").read_text())["settings"]
     assert (settings["native"], settings["attention"]) == ("AVX2", "native")
     monkeypatch.setenv("BATCHINFER_NATIVE", "maybe")
-    assert "PROBLEM: BATCHINFER_NATIVE=maybe: must be on, off or avx2" in cli("doctor").out
+    assert "PROBLEM: BATCHINFER_NATIVE=maybe: must be on, off, avx512 or avx2" in cli("doctor").out
     said = cli("run", prompts, "-m", tiny_folder, "-o", tmp_path / "other.jsonl", "-q")
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "BATCHINFER_NATIVE=maybe" in said.err

@@ -20,6 +20,7 @@ from batchinfer.ops.native.library import load_native
 from batchinfer.weights.source import ModelFiles
 from tests.engine.engines import build, ids, run_all
 from tests.engine.kept_weights import kept_weights
+from tests.ops.native_tables import VARIANTS
 
 pytestmark = pytest.mark.model
 ORACLE = json.loads((Path(__file__).parent.parent / "oracle" / "smollm2_greedy.json").read_text())["rows"]
@@ -117,11 +118,17 @@ def test_float32(model: ModelHandle) -> None:
 
 @needs_native
 @pytest.mark.parametrize(
-    "options", [{"dtype": "bf16"}, INT8, {"dtype": "float32", "kv_cache_dtype": "int8"}], ids=["bf16", "int8", "float32, KV int8"]
+    "variant, options",
+    [("avx2", {"dtype": "bf16"}), ("avx2", INT8), ("avx2", {"dtype": "float32", "kv_cache_dtype": "int8"}), ("avx512", {"dtype": "bf16"})],
+    ids=["AVX2, bf16", "AVX2, int8", "AVX2, float32, KV int8", "AVX-512, bf16"],
 )
-def test_with_the_variant_for_avx2(model: ModelHandle, options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATCHINFER_NATIVE", "avx2")
-    assert load_native().variant == "avx2"
+def test_with_the_variants_for_lesser_processors(
+    model: ModelHandle, variant: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variant not in VARIANTS:
+        pytest.skip("this processor's own variant, or none of its")
+    monkeypatch.setenv("BATCHINFER_NATIVE", variant)
+    assert load_native().variant == variant
     check(model, [RUNS[1], RUNS[5]], options)
 
 

@@ -193,6 +193,8 @@ def test_another_machine_goes_on_in_the_same_arithmetic_or_not_at_all(tmp_path: 
     [
         ("native", "AVX2", "AVX-512 (VNNI, BF16)", "BATCHINFER_NATIVE=avx2"),
         ("native", "AVX-512 (VNNI)", "AVX-512 (VNNI, BF16)", "BATCHINFER_NATIVE=on"),
+        ("native", "AVX-512 (VNNI, BF16)", "AVX-512 (VNNI, BF16, AMX)", "BATCHINFER_NATIVE=avx512"),
+        ("native", "AVX-512 (VNNI, BF16, AMX)", "AVX-512 (VNNI, BF16)", "BATCHINFER_NATIVE=on"),
         ("native", "none", "AVX2", "BATCHINFER_NATIVE=off"),
         ("attention", "reference", "native", "go on with --no-flash-attention"),
         ("attention", "native", "reference", "without --no-flash-attention"),

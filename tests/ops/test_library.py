@@ -6,17 +6,19 @@ import ctypes
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from batchinfer.errors import ConfigError
 from batchinfer.ops.native import library
-from batchinfer.ops.native.library import AVX2, KEPT, best_variant, load_native
+from batchinfer.ops.native.library import AMX, AVX2, AVX512, KEPT, best_variant, load_native
 
 needs_a_compiler = pytest.mark.skipif(
     best_variant() is None or shutil.which("g++") is None, reason="needs g++ and a processor with AVX2 or AVX-512"
 )
+needs_amx = pytest.mark.skipif(best_variant() is not AMX or load_native().variant != "amx", reason="needs AMX")
 ANSWER = 'extern "C" int answer() {\n#ifdef __AVX512F__\nreturn 512;\n#else\nreturn 256;\n#endif\n}\n'
 
 
@@ -50,7 +52,7 @@ def built(tmp_path: Path) -> list[Path]:
 @needs_a_compiler
 def test_every_source_is_built_and_the_result_is_kept(sources: Path, tmp_path: Path) -> None:
     first = load_native()
-    assert (loaded().answer(), loaded().other()) == (512 if first.variant == "avx512" else 256, 7)
+    assert (loaded().answer(), loaded().other()) == (256 if first.variant == "avx2" else 512, 7)
     assert first.reason == f"built with g++ for {first.target}"
     (path,) = built(tmp_path)
     written = path.stat().st_ino
@@ -66,6 +68,54 @@ def test_the_variant_for_avx2_is_there_on_request(sources: Path, tmp_path: Path,
     native = load_native()
     assert (native.variant, native.target, loaded().answer()) == ("avx2", "AVX2", 256)
     assert any(path.name.startswith("batchinfer-avx2-") for path in built(tmp_path))
+
+
+@needs_amx
+def test_amx_is_chosen_where_it_is_there_and_avx512_on_request(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_amx = load_native()
+    assert with_amx.variant == "amx"
+    assert with_amx.target.startswith("AVX-512 (")
+    assert with_amx.target.endswith(", AMX)")
+    monkeypatch.setenv("BATCHINFER_NATIVE", "avx512")
+    without = load_native()
+    assert (without.variant, loaded().answer()) == ("avx512", 512)
+    assert without.target == with_amx.target.replace(", AMX", "")
+    assert without.reason == f"built with g++ for {without.target}"
+    assert {path.name.split("-")[1] for path in built(tmp_path)} == {"amx", "avx512"}
+
+
+@needs_amx
+def test_where_amx_is_refused_avx512_takes_over_and_the_reason_says_why(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "why_not_permitted", lambda: "the system does not permit it (Invalid argument)")
+    native = load_native()
+    assert native.library is not None
+    assert (native.variant, "AMX" in native.target) == ("avx512", False)
+    assert native.reason == f"built with g++ for {native.target}, without AMX: the system does not permit it (Invalid argument)"
+    monkeypatch.undo()
+    monkeypatch.setattr(library, "FOLDER", sources)
+    monkeypatch.setenv("BATCHINFER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "AMX", replace(AMX, flags=(*AMX.flags, "-mno-such-flag")))
+    monkeypatch.setattr(library, "VARIANTS", (library.AMX, AVX512, AVX2))
+    native = load_native()
+    assert native.variant == "avx512"
+    assert "without AMX: g++ failed: " in native.reason
+
+
+def test_without_amx_nothing_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BATCHINFER_NATIVE", raising=False)
+    monkeypatch.setattr(library, "has_amx", lambda: False)
+    monkeypatch.setattr(library, "why_not_permitted", lambda: pytest.fail("asked"))
+    assert best_variant() in (AVX512, AVX2, None)
+    assert load_native().variant in ("avx512", "avx2", None)
+
+
+def test_avx512_is_refused_where_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHINFER_NATIVE", "avx512")
+    monkeypatch.setattr(library, "best_variant", lambda: AVX2)
+    native = load_native()
+    assert (native.library, native.reason) == (None, "this processor has no AVX-512, which BATCHINFER_NATIVE asks for")
 
 
 @needs_a_compiler
@@ -91,10 +141,10 @@ def test_the_cache_keeps_a_few_and_nothing_of_others_is_deleted(sources: Path, t
     assert {path.name for path in old} & left == {path.name for path in old[: KEPT - 1]}
 
 
-@pytest.mark.parametrize("value", ["0", "avx", "AVX-512"])
+@pytest.mark.parametrize("value", ["0", "avx", "AVX-512", "amx"])
 def test_a_value_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("BATCHINFER_NATIVE", value)
-    with pytest.raises(ConfigError, match=f"BATCHINFER_NATIVE={value.lower()}: must be on, off or avx2"):
+    with pytest.raises(ConfigError, match=f"BATCHINFER_NATIVE={value.lower()}: must be on, off, avx512 or avx2"):
         load_native()
 
 

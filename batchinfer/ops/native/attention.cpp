@@ -1,32 +1,47 @@
 // Paged attention for CPUs: rotary, the write of keys and values, and attention, for decode rows and prompt chunks
 // through one routine, so that a query row gives the same bits in either. Keys are reduced in tiles of kTile tokens at
 // absolute positions, in ascending order, with a running maximum and sum (FlashAttention, arXiv:2205.14135). A row's
-// sums never depend on the rows beside it: each runs over d or over t in ascending order. attention_heads.h reads and
-// writes single heads; the products of a tile are in attention_tiles.h.
+// sums never depend on the rows beside it: each runs over d or over t in an order that is the same for all rows.
+// attention_heads.h reads and writes single heads; the products of a tile are in attention_tiles.h, in attention_amx.h
+// for matrix registers, and in attention_pairs.h for few rows beside these.
 
 #include <algorithm>
 #include <atomic>
 
+#include "attention_amx.h"
 #include "attention_heads.h"
 
 namespace {
 
 // ---- Attention of one span's queries to one key head.
 
-template <class P>
+// Some queries of a span and the key head that they share.
+struct Item {
+  const int32_t* blocks;
+  int64_t first_row;    // of qkv and out
+  int64_t first_query;  // position of the first query
+  int64_t queries;
+  int64_t head;
+
+  int64_t end() const { return first_query + queries; }  // tokens that the last query sees
+};
+
+// Products: Vectors of attention_tiles.h, or what has the same methods.
+template <class P, class Products>
 struct Attention {
   const Args& a;
   const Heads<P> heads;
-  const int group, dim, words, shift;
+  Products products;
+  const int group, dim, shift;
   const int64_t size, group_bytes, block_bytes;
   const float unit;  // of a score's exponent: softmax runs on powers of two
 
   explicit Attention(const Args& args)
       : a(args),
         heads(args),
+        products(args),
         group(int(args.heads / args.kv_heads)),
         dim(heads.dim),
-        words(heads.words),
         shift(__builtin_ctzll(args.block_size)),
         size(heads.size),
         group_bytes(heads.group_bytes),
@@ -49,16 +64,6 @@ struct Attention {
       }
     }
   }
-
-  struct Item {
-    const int32_t* blocks;
-    int64_t first_row;    // of qkv and out
-    int64_t first_query;  // position of the first query
-    int64_t queries;
-    int64_t head;
-
-    int64_t end() const { return first_query + queries; }  // tokens that the last query sees
-  };
 
   View view(const Item& item, int row, int64_t token) const {
     const int64_t seen = item.first_query + row / group + 1 - token;
@@ -95,7 +100,7 @@ struct Attention {
     for (int v = 0; v < kCount * kParts; ++v) {
       Vec x;
       if constexpr (P::kScaled) {
-        const Vec product = __builtin_convertvector(load_bits(scores + v * kLanes) - s.query_shift[row], Vec);
+        const Vec product = __builtin_convertvector(products.product(s, scores, v) - s.query_shift[row], Vec);
         x = product * step * Tile::scales(tile.key_scales, v);
       } else {
         x = load(scores + v * kLanes) * step;
@@ -125,7 +130,7 @@ struct Attention {
   void weigh(int row, View view, const Tile& tile, Scratch& s) const {
     const float* scores = s.scores + row * kTile;
     const float highest = s.highest[row];
-    uint32_t* words = s.weights + row * (kTile / P::kPack * P::kWords);
+    uint32_t* words = s.weights + row * kWeightWords<P>;
     constexpr int kVectors = kCount * kParts;
     Vec x[kVectors + 1] = {}, sum = Vec{};
     for (int v = 0; v < kVectors; ++v) {
@@ -133,6 +138,7 @@ struct Attention {
       sum = sum + x[v];
       if constexpr (!P::kScaled) P::to_words(words, v * kLanes, x[v]);
     }
+    Products::template fill<kCount>(words);
     float* sums = s.sum + row * kLanes;
     store(sums, load(sums) * s.shrink[row] + sum);
     if constexpr (P::kScaled) {
@@ -142,9 +148,7 @@ struct Attention {
       for (int v = 0; v < kVectors; v += 2) {
         const IVec low = nearest_low_bits(x[v] * Tile::scales(tile.value_scales, v) * inverse);
         const IVec high = v + 1 < kVectors ? nearest_low_bits(x[v + 1] * Tile::scales(tile.value_scales, v + 1) * inverse) : IVec{};
-        const IVec packed = pack_int16(low, high);
-        store_bits(words + v * kLanes / 2, packed);
-        all = dot_int16(all, packed, splat(0x00010001));
+        all = all + Products::put_weights(words, v, low, high);
       }
       s.weight_shift[row] = kZeroPoint * total(all);
       s.weight_step[row] = most / kSteps16;
@@ -184,13 +188,14 @@ struct Attention {
   }
 
   // `tile` is the item's first; `next` is the item that this thread does after it, or null.
-  void run(const Item& item, const Item* next, Scratch& s) const {
+  void run(const Item& item, const Item* next, Scratch& s) {
     const int rows = int(item.queries) * group;
     // One thing at a time for all rows, so that these short chains of dependent operations overlap; the queries wait
     // where the sums will be.
     for (int r = 0; r < rows; ++r) heads.read_head(item.first_row + r / group, item.head * group + r % group, s.out + r * dim);
     for (int r = 0; r < rows; ++r) heads.rotate(item.first_row + r / group, s.out + r * dim);
     for (int r = 0; r < rows; ++r) heads.prepare_query(s.out + r * dim, r, s);
+    products.begin(rows, s);
     std::fill(s.highest, s.highest + rows, kLevel);
     std::memset(s.sum, 0, sizeof(float) * rows * kLanes);
     std::memset(s.out, 0, sizeof(float) * rows * dim);
@@ -207,9 +212,9 @@ struct Attention {
       const int present = tile.groups;
       for (int last; first < rows; first = last) {
         last = same_groups(item, first, rows, token, present, tile);
-        by_rows(first, last, [&](auto count, int r) { score_groups<P, count>(s.q + r * words, words, tile, ahead, s.scores + r * kTile); });
+        products.score(first, last, tile, ahead, s);
         soften(item, first, last, token, tile, s);
-        by_rows(first, last, [&](auto count, int r) { accumulate_columns<P, count>(r, dim, tile, ahead, s); });
+        products.accumulate(first, last, tile, ahead, s);
       }
       tile.groups = present;
       for (int j = tile.groups; j < ahead.groups; ++j)
@@ -253,11 +258,11 @@ void write_rows(int64_t begin, int64_t end, void* context) {
 
 // Work items are claimed one by one: a fixed split would wait for the thread with the longest contexts. Each thread
 // claims one ahead, to prefetch its first tile.
-template <class P>
+template <class Attend>
 void attend_items(int64_t, int64_t, void* context) {
   Work& work = *static_cast<Work*>(context);
   const Args& a = *work.args;
-  const Attention<P> attention(a);
+  Attend attention(a);
   const int64_t claims = a.num_items * a.kv_heads;
   int64_t claim = work.next.fetch_add(1, std::memory_order_relaxed);
   while (claim < claims) {
@@ -268,23 +273,55 @@ void attend_items(int64_t, int64_t, void* context) {
   }
 }
 
-template <class P>
+template <class P, class Attend>
 void run_all(const Args& args) {
   Work work{&args, {0}};
   uint32_t threads = 1;
   torch_get_num_threads(&threads);
   torch_parallel_for(0, args.num_tokens, 8, write_rows<P>, &work);
-  torch_parallel_for(0, threads, 1, attend_items<P>, &work);
+  torch_parallel_for(0, threads, 1, attend_items<Attend>, &work);
 }
+
+#ifdef BATCHINFER_AMX
+// Few rows, such as those of one token, are multiplied in vectors, which leave memory idle for less of the time; from
+// kFewest on, as measured, in matrix registers. Both give the same bits.
+template <class Few, class Many, int kFewest>
+struct Mixed {
+  Few few;
+  Many many;
+
+  explicit Mixed(const Args& args) : few(args), many(args) {}
+
+  Item item(int64_t claim) const { return few.item(claim); }
+
+  void run(const Item& item, const Item* next, Scratch& s) {
+    if (item.queries * few.group < kFewest)
+      few.run(item, next, s);
+    else
+      many.run(item, next, s);
+  }
+};
+
+struct MixedBFloat16 : Mixed<Attention<WideBFloat16, Pairs>, Attention<BFloat16, Matrices<BFloat16>>, 4> {
+  const FlushedDenormals flushed;  // as the matrix registers do
+  using Mixed::Mixed;
+};
+
+typedef Mixed<Attention<Int8, Vectors<Int8>>, Attention<Int8, Matrices<Int8>>, 12> MixedInt8;
+#endif
 
 }  // namespace
 
 // kv_bytes: bytes of a stored element, 4 (float), 2 (bf16) or 1 (codes with scales).
 extern "C" void batchinfer_attention(const Args* args, int32_t kv_bytes) {
+#ifdef BATCHINFER_AMX
+  if (kv_bytes == 2 && Matrices<BFloat16>::serve(*args)) return run_all<BFloat16, MixedBFloat16>(*args);
+  if (kv_bytes == 1 && Matrices<Int8>::serve(*args)) return run_all<Int8, MixedInt8>(*args);
+#endif
   if (kv_bytes == 4)
-    run_all<Float32>(*args);
+    run_all<Float32, Attention<Float32, Vectors<Float32>>>(*args);
   else if (kv_bytes == 2)
-    run_all<BFloat16>(*args);
+    run_all<BFloat16, Attention<BFloat16, Vectors<BFloat16>>>(*args);
   else
-    run_all<Int8>(*args);
+    run_all<Int8, Attention<Int8, Vectors<Int8>>>(*args);
 }

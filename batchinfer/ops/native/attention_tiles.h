@@ -74,7 +74,7 @@ struct Args {
 struct Scratch {
   alignas(64) uint32_t q[kMaxRows * kMaxDim + kLanes];
   alignas(64) float out[kMaxRows * kMaxDim];
-  alignas(64) float scores[kMaxRows * kTile];    // of a tile; int32 bits from 8-bit keys
+  alignas(64) float scores[(kMaxRows + 16) * kTile];  // of a tile; int32 bits from 8-bit keys
   alignas(64) uint32_t weights[kMaxRows * kTile];
   alignas(64) float head[kMaxDim];
   alignas(64) float sum[kMaxRows * kLanes];      // of weights, one of each lane
@@ -131,27 +131,34 @@ struct Float32 {
   static void to_words(uint32_t* words, int element, Vec x) { store(reinterpret_cast<float*>(words) + element, x); }
 };
 
-// Pairs are multiplied by pairs where the processor does that; elsewhere by two floats, so that only the stored side has
-// to be widened.
-struct BFloat16 {
-  static constexpr int kPack = 2;
+// Elements of storage times floats that have bf16 values: only the stored side has to be widened.
+struct WideBFloat16 {
+  static constexpr int kPack = 2, kWords = 2;
   static constexpr bool kScaled = false;
   typedef Vec Sum;
+  static Vec even(IVec stored) { return (Vec)(stored << 16); }
+  static Vec odd(IVec stored) { return (Vec)(stored & (int32_t)0xFFFF0000); }
+  static Sum dot(Sum acc, IVec stored, const uint32_t* words) {
+    acc = Float32::dot(acc, (IVec)even(stored), words);
+    return Float32::dot(acc, (IVec)odd(stored), words + 1);
+  }
+  static void to_words(uint32_t* words, int element, Vec x) { Float32::to_words(words, element, rounded_to_bf16(x)); }
+};
+
 #ifdef __AVX512BF16__
-  static constexpr int kWords = 1;
+// Pairs times pairs.
+struct BFloat16 {
+  static constexpr int kPack = 2, kWords = 1;
+  static constexpr bool kScaled = false;
+  typedef Vec Sum;
   static Sum dot(Sum acc, IVec stored, const uint32_t* words) {
     return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)stored, (__m512bh)splat(int32_t(words[0])));
   }
   static void to_words(uint32_t* words, int element, Vec x) { store(reinterpret_cast<Bf16*>(words) + element, x); }
-#else
-  static constexpr int kWords = 2;
-  static Sum dot(Sum acc, IVec stored, const uint32_t* words) {
-    acc = Float32::dot(acc, stored << 16, words);
-    return Float32::dot(acc, stored & (int32_t)0xFFFF0000, words + 1);
-  }
-  static void to_words(uint32_t* words, int element, Vec x) { Float32::to_words(words, element, rounded_to_bf16(x)); }
-#endif
 };
+#else
+typedef WideBFloat16 BFloat16;
+#endif
 
 // Codes are multiplied by 16-bit integers: even bytes by the pairs of words[0], odd ones by those of words[1]. Exact.
 struct Int8 {
@@ -166,6 +173,9 @@ struct Int8 {
 
 template <class P>
 constexpr int kItemBytes = 4 / P::kPack;
+
+template <class P>
+constexpr int kWeightWords = kTile / P::kPack * P::kWords;  // of a row
 
 inline void save(float* p, Vec x) { store(p, x); }
 inline void save(float* p, IVec x) { store_bits(p, x); }
@@ -215,7 +225,7 @@ template <class P, int kRows, int kWidth>
       else
         sum[r][c] = load(s.out + (row + r) * dim + first + c * kLanes) * s.shrink[row + r];
     }
-  constexpr int kSteps = kGroup / P::kPack, kRowWords = kTile / P::kPack * P::kWords;
+  constexpr int kSteps = kGroup / P::kPack, kRowWords = kWeightWords<P>;
   const uint32_t* weights = s.weights + row * kRowWords;
   for (int j = 0; j < tile.groups; ++j)
     for (int i = 0; i < kSteps; ++i) {
@@ -258,5 +268,40 @@ inline void by_rows(int first, int last, const F& f) {
   for (; r + 2 <= last; r += 2) f(std::integral_constant<int, 2>{}, r);
   if (r < last) f(std::integral_constant<int, 1>{}, r);
 }
+
+// Both products of a tile in vector registers, and how weights are laid out for them.
+template <class P>
+class Vectors {
+ public:
+  explicit Vectors(const Args& args) : dim_(int(args.dim)), words_(dim_ / P::kPack * P::kWords) {}
+
+  // `rows` queries of a work item lie in s.q.
+  void begin(int, Scratch&) const {}
+
+  void score(int first, int last, const Tile& tile, const Tile& ahead, Scratch& s) const {
+    by_rows(first, last, [&](auto count, int r) { score_groups<P, count>(s.q + r * words_, words_, tile, ahead, s.scores + r * kTile); });
+  }
+
+  void accumulate(int first, int last, const Tile& tile, const Tile& ahead, Scratch& s) const {
+    by_rows(first, last, [&](auto count, int r) { accumulate_columns<P, count>(r, dim_, tile, ahead, s); });
+  }
+
+  // The v-th vector of a row's integer products.
+  IVec product(const Scratch&, const float* scores, int v) const { return load_bits(scores + v * kLanes); }
+
+  // Two vectors of 16-bit weights, of which only the lower halves count, from the v-th on; returns what to sum.
+  static IVec put_weights(uint32_t* words, int v, IVec low, IVec high) {
+    const IVec packed = pack_int16(low, high);
+    store_bits(words + v * kLanes / 2, packed);
+    return dot_int16(IVec{}, packed, splat(0x00010001));
+  }
+
+  // Weights of groups that are absent are not read.
+  template <int kCount>
+  static void fill(uint32_t*) {}
+
+ private:
+  const int dim_, words_;
+};
 
 }  // namespace

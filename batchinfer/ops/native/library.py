@@ -1,8 +1,8 @@
 """Builds the native library once per set of instructions, compiler and torch, and loads it.
 
 The sources need no torch headers: they call torch's stable C interface for its thread pool, and get plain
-pointers through ctypes. The same sources are built in two variants, for AVX-512 and for AVX2; the processor decides
-which one is used.
+pointers through ctypes. The same sources are built in three variants, for AVX-512 with AMX, for AVX-512 and for AVX2;
+the processor decides which one is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import torch
 from batchinfer.config import cache_root
 from batchinfer.errors import ConfigError
 from batchinfer.machine import usable_cores
+from batchinfer.ops.native.amx import has_amx, why_not_permitted
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno")
@@ -40,7 +41,7 @@ class Variant:
 
     name: str
     title: str
-    flag: str
+    flags: tuple[str, ...]
     needs: tuple[str, ...]
     extras: tuple[tuple[str, str], ...] = ()  # macro and name of what not every such processor has
 
@@ -48,11 +49,19 @@ class Variant:
 AVX512 = Variant(
     "avx512",
     "AVX-512",
-    "-march=native",
+    ("-march=native",),
     ("__AVX512F__", "__AVX512BW__", "__AVX512VL__", "__AVX512DQ__", "__FMA__"),
     (("__AVX512VNNI__", "VNNI"), ("__AVX512BF16__", "BF16")),
 )
-AVX2 = Variant("avx2", "AVX2", "-march=x86-64-v3", ("__AVX2__", "__FMA__"))
+AMX = Variant(
+    "amx",
+    AVX512.title,
+    (*AVX512.flags, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DBATCHINFER_AMX"),
+    (*AVX512.needs, "__AVX512VNNI__", "__AVX512BF16__", "__AMX_TILE__", "__AMX_BF16__", "__AMX_INT8__"),
+    (*AVX512.extras, ("__AMX_TILE__", "AMX")),
+)
+AVX2 = Variant("avx2", "AVX2", ("-march=x86-64-v3",), ("__AVX2__", "__FMA__"))
+VARIANTS = (AMX, AVX512, AVX2)  # best first: a processor that runs one runs those after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class NativeLibrary:
 
     library: ctypes.CDLL | None
     reason: str
-    variant: str | None = None  # "avx512" or "avx2"
+    variant: str | None = None  # "amx", "avx512" or "avx2"
     is_new: bool = False  # built by this process
     target: str = "none"  # the instructions in words, such as "AVX-512 (VNNI, BF16)": libraries of other targets may round otherwise
 
@@ -72,34 +81,51 @@ def load_native() -> NativeLibrary:
     Raises `ConfigError` for a value of `BATCHINFER_NATIVE` that means nothing.
     """
     wanted = os.environ.get(SWITCH, "").strip().lower() or "on"
-    if wanted not in ("on", "off", AVX2.name):
-        raise ConfigError(f"{SWITCH}={wanted}: must be on, off or {AVX2.name} (the variant for processors without AVX-512)")
+    if wanted not in ("on", "off", AVX512.name, AVX2.name):
+        raise ConfigError(
+            f"{SWITCH}={wanted}: must be on, off, {AVX512.name} or {AVX2.name} (the variants for processors without AMX, without AVX-512)"
+        )
     if wanted == "off":
         return NativeLibrary(None, f"switched off by {SWITCH}")
     best = best_variant()
     if best is None:
         return NativeLibrary(None, "this processor has neither AVX2 nor AVX-512")
+    if wanted == AVX512.name and best is AVX2:
+        return NativeLibrary(None, f"this processor has no AVX-512, which {SWITCH} asks for")
     given = os.environ.get("CXX") or next((name for name in COMPILERS if shutil.which(name)), None)
     if given is None:
         return NativeLibrary(None, "no g++ found; install it for a faster run")
-    return _load(given, AVX2) if wanted == AVX2.name else _load(given, best)
+    asked = next((variant for variant in VARIANTS if variant.name == wanted), best)
+    return _load_amx(given) if asked is AMX else _load(given, asked)
 
 
 def best_variant() -> Variant | None:
     """What this processor can run (and `ATEN_CPU_CAPABILITY` leaves to torch); None on other kinds of processors."""
     capability = torch.backends.cpu.get_cpu_capability()
-    return AVX512 if capability.startswith("AVX512") else AVX2 if capability.startswith("AVX2") else None
+    if capability.startswith("AVX512"):
+        return AMX if has_amx() else AVX512
+    return AVX2 if capability.startswith("AVX2") else None
+
+
+def _load_amx(compiler: str) -> NativeLibrary:
+    """With AMX where system and compiler allow it; else without, and the reason says why."""
+    refused = why_not_permitted()
+    native = _load(compiler, AMX) if refused is None else NativeLibrary(None, refused)
+    if native.library is not None:
+        return native
+    without = _load(compiler, AVX512)
+    return without if without.library is None else replace(without, reason=f"{without.reason}, without AMX: {native.reason}")
 
 
 @cache
 def _load(compiler: str, variant: Variant) -> NativeLibrary:
     command = shlex.split(compiler)
     try:
-        macros = _run([*command, variant.flag, "-dM", "-E", "-x", "c++", os.devnull])
+        macros = _run([*command, *variant.flags, "-dM", "-E", "-x", "c++", os.devnull])
         defined = {line.split()[1] for line in macros.splitlines()}
         lacking = [name for name in variant.needs if name not in defined]
         if lacking:
-            return NativeLibrary(None, f"{compiler} {variant.flag} knows no {', '.join(lacking)}; install a newer g++")
+            return NativeLibrary(None, f"{compiler} {variant.flags[0]} knows no {', '.join(lacking)}; install a newer g++")
         extras = ", ".join(title for macro, title in variant.extras if macro in defined)
         target = f"{variant.title} ({extras})" if extras else variant.title
         place, is_new = _built(command, variant, macros)
@@ -125,7 +151,7 @@ def _built(command: list[str], variant: Variant, macros: str) -> tuple[Path, boo
     scratch = target.with_suffix(f".{os.getpid()}.tmp")
     try:
         with tempfile.TemporaryDirectory(prefix="batchinfer-build-") as folder:
-            _compile([*command, *FLAGS, variant.flag], sources, Path(folder), scratch)
+            _compile([*command, *FLAGS, *variant.flags], sources, Path(folder), scratch)
         scratch.replace(target)  # whole or not at all: two first runs may build side by side
     finally:
         scratch.unlink(missing_ok=True)
