@@ -283,8 +283,8 @@ void run_all(const Args& args) {
 }
 
 #ifdef BATCHINFER_AMX
-// Few rows, such as those of one token, are multiplied in vectors, which leave memory idle for less of the time; from
-// kFewest on, as measured, in matrix registers. Both give the same bits.
+// Few rows, such as those of one token, are multiplied in vectors; from kFewest on, which is where it was measured to be
+// faster, in matrix registers. Both give the same bits.
 template <class Few, class Many, int kFewest>
 struct Mixed {
   Few few;
