@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported anywhere
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in a script's background: the jobs under test would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import pytest
