@@ -14,6 +14,7 @@ import pytest
 from batchinfer.job.signals import Interrupted
 from tests.job.world import World, leftovers, read_jsonl, write_jsonl
 
+STARTED: list[subprocess.Popen[bytes]] = []  # of the test that runs: tests/job/conftest.py ends what it leaves behind
 ROWS = [{"id": i, "prompt": f"prompt {i}"} for i in range(120)]
 
 
@@ -31,7 +32,9 @@ def whole(tmp_path: Path, source: Path) -> bytes:
 def start(*args: object, **options: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.job.child", *map(str, args)]
     options = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, **options}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload, no-any-return]
+    process: subprocess.Popen[bytes] = subprocess.Popen(command, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload]
+    STARTED.append(process)
+    return process
 
 
 def finished_rows(output: Path) -> int:
