@@ -155,12 +155,12 @@ def choose_sizes(variants: Sequence[Variant], workload: Workload, pilot: Pilot, 
             each = pilot.seconds_for(whole) * runs
             if each * wanted <= left:
                 return made(repeats or max(wanted, min(MOST_ROUNDS, int(left / max(each, 1e-9)))), whole, share)
-    small = _wide_first(workload, concurrency)
-    for rounds in (repeats,) if repeats is not None else FEW_ROUNDS:
-        for whole, share in small:
-            if pilot.seconds_for(whole) * runs * rounds <= left:
-                return made(rounds, whole, share)
-    return made(repeats or 1, *small[-1])
+    for parts in (small := _wide_first(workload, concurrency)):
+        for rounds in (repeats,) if repeats is not None else FEW_ROUNDS:
+            for whole, share in parts:
+                if pilot.seconds_for(whole) * runs * rounds <= left:
+                    return made(rounds, whole, share)
+    return made(repeats or 1, *small[-1][-1])
 
 
 def _candidates(workload: Workload, concurrency: int) -> Iterator[tuple[Workload, float]]:
@@ -171,10 +171,10 @@ def _candidates(workload: Workload, concurrency: int) -> Iterator[tuple[Workload
     yield from sorted(parts, key=lambda pair: -(pair[0].prompt_tokens / 4 + pair[0].most_output_tokens))
 
 
-def _wide_first(workload: Workload, concurrency: int) -> list[tuple[Workload, float]]:
-    """Small parts of the workload: those with many rows first, since what runs beside each other is what is measured."""
+def _wide_first(workload: Workload, concurrency: int) -> list[list[tuple[Workload, float]]]:
+    """Small parts of the workload by their number of rows, many first, since what runs beside each other is what is measured."""
     counts = dict.fromkeys(min(len(workload.requests), max(1, ceil(concurrency * times))) for times in FEW_GENERATIONS)
-    return [(workload.part(count, share), share) for count in counts for share in SHARES]
+    return [[(workload.part(count, share), share) for share in FEW_SHARES] for count in counts]
 
 
 def _slice_of(workload: Workload, concurrency: int, slow: Sequence[Variant], limit: tuple[Pilot, float]) -> Workload:
