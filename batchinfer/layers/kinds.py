@@ -25,8 +25,10 @@ from batchinfer.layers.linear import (
     pack_onednn_bf16,
 )
 from batchinfer.layers.linear_check import int8_product_saturates
+from batchinfer.layers.tiles import pack_tile_bf16, pack_tile_int8
 from batchinfer.ops.layouts import Layout
 from batchinfer.ops.native.int4 import can_multiply_int4
+from batchinfer.ops.native.linear_amx import can_multiply_tiles
 from batchinfer.ops.table import Choice
 from batchinfer.remembered import Known
 
@@ -59,16 +61,19 @@ def choose_linear(
     `library`: the native one, whose table of operations will serve.
     """
     if quantization == "none":
-        return _plain(device, dtype)
+        return _plain(device, dtype, library)
     if device.type != "cpu":
         raise BackendError(f"--quantization {quantization} is for CPUs in this version; use --quantization none on {device.type}")
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         raise BackendError(f"--quantization {quantization}: this torch was built without oneDNN; use --quantization none")
-    return _int8() if quantization == "int8" else _int4(dtype, library)
+    return _int8(library) if quantization == "int8" else _int4(dtype, library)
 
 
-def _plain(device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice]:
+def _plain(device: torch.device, dtype: torch.dtype, library: ctypes.CDLL | None) -> tuple[LinearKind, Choice]:
     if device.type == "cpu" and dtype is torch.bfloat16:
+        if _has_tiles(library):
+            choice = Choice("matmul", "native, bf16 in matrix registers (AMX)", "float32 accumulation, in one order for any number of rows")
+            return LinearKind("none", "plain", dtype, pack_tile_bf16, pack_tile_bf16), choice
         if torch.ops.mkldnn._is_mkldnn_bf16_supported():
             choice = Choice("matmul", "oneDNN, prepacked bf16", "float32 accumulation")
             return LinearKind("none", "plain", dtype, pack_onednn_bf16, pack_onednn_bf16, onednn_bf16_sizes), choice
@@ -79,7 +84,15 @@ def _plain(device: torch.device, dtype: torch.dtype) -> tuple[LinearKind, Choice
     return LinearKind("none", "plain", dtype, pack_float32, pack_float32, float32_sizes), choice
 
 
-def _int8() -> tuple[LinearKind, Choice]:
+def _has_tiles(library: ctypes.CDLL | None) -> bool:
+    return library is not None and can_multiply_tiles(library)
+
+
+def _int8(library: ctypes.CDLL | None) -> tuple[LinearKind, Choice]:
+    exact = "exact sums in int32, a scale per output and per token"
+    if _has_tiles(library):
+        kind = LinearKind("int8", "int8", torch.float32, pack_tile_int8, pack_tile_int8)
+        return kind, Choice("matmul", "native, int8 in matrix registers (AMX)", exact)
     if int8_product_saturates(pack_int8):
         if int8_product_saturates(pack_int8_narrow):
             raise BackendError("--quantization int8: oneDNN's 8-bit product is wrong on this processor; use --quantization none")
@@ -87,16 +100,16 @@ def _int8() -> tuple[LinearKind, Choice]:
             "matmul", "oneDNN, int8 with 7-bit weights", "this processor's multiply-add saturates with 8; costs some 1 % of perplexity"
         )
         return LinearKind("int8", "int8", torch.float32, pack_int8_narrow, pack_int8_narrow), choice
-    choice = Choice("matmul", "oneDNN, int8", "exact sums in int32, a scale per output and per token")
+    choice = Choice("matmul", "oneDNN, int8", exact)
     return LinearKind("int8", "int8", torch.float32, pack_int8, pack_int8), choice
 
 
 def _int4(dtype: torch.dtype, library: ctypes.CDLL | None) -> tuple[LinearKind, Choice]:
     native = library is not None and can_multiply_int4(library)
     pack_groups: Pack = pack_int4_panels if native else pack_int4
-    otherwise, _ = _plain(torch.device("cpu"), dtype)
+    otherwise, _ = _plain(torch.device("cpu"), dtype, library)
     # A head in 4 bits alone would cost 5 % of perplexity (SmolLM2-135M); in 8 bits it costs next to nothing.
-    head, head_choice = _int8()
+    head, head_choice = _int8(library)
 
     def pack(weight: Tensor, bias: Tensor | None) -> Layout:
         if can_pack_int4(weight):

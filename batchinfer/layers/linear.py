@@ -95,14 +95,15 @@ def pack_int8_narrow(weight: Tensor, bias: Tensor | None) -> Int8Channel:
 
 
 def _pack_int8(weight: Tensor, bias: Tensor | None, most: int) -> Int8Channel:
-    codes, scale = _int8_codes(rotate(weight) / block_size(weight.shape[1]), most)
+    codes, scale = int8_codes(weight, most)
     packed: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
     zero = torch.zeros(len(scale), dtype=torch.int32)
     return Int8Channel(packed, scale, zero, None if bias is None else bias.float())
 
 
-def _int8_codes(weight: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """(int8 codes up to `most`, float32 scales): weight[o] = codes[o] * scale[o]."""
+def int8_codes(weight: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """(int8 codes [out, in] up to `most`, float32 scales [out]) of a weight: rotate(weight)[o] / block = codes[o] * scale[o]."""
+    weight = rotate(weight) / block_size(weight.shape[1])
     largest = weight.abs().amax(1)
     inverse = torch.where(largest > 0, most / largest, 0.0)
     return torch.round(weight * inverse[:, None]).to(torch.int8), largest / most

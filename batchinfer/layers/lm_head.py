@@ -11,8 +11,9 @@ from torch import Tensor
 
 from batchinfer.layers.kinds import LinearKind
 from batchinfer.layers.linear import Linear
+from batchinfer.layers.tiles import outputs_of
 from batchinfer.ops.draw import Ties
-from batchinfer.ops.layouts import Dense, Layout, OneDnnBf16
+from batchinfer.ops.layouts import Dense, Layout, OneDnnBf16, TileBf16
 from batchinfer.ops.reference import onednn_bf16_remainder
 from batchinfer.ops.rows import Entry, Product, to_dense
 from batchinfer.ops.table import Ops
@@ -58,7 +59,7 @@ class LmHead:
     def unrounded(self, hidden: Tensor, ties: Ties) -> Tensor:
         """Logits float64 [N] of the pairs of `ties`, for hidden states [R, H] of a head that `rounds`.
 
-        They are exact, but of a packed weight of its own, which gives 8 more bits. No pair changes a bit of another.
+        They are exact, but of a weight that oneDNN has packed, which gives 8 more bits. No pair changes a bit of another.
         """
         if self._table is not None:
             return _products(_take(hidden, ties.rows), _take(self._table, ties.token_ids))
@@ -79,6 +80,8 @@ def _unrounded(layout: Layout, hidden: Tensor, ties: Ties) -> Tensor:
     """As `LmHead.unrounded`, for token ids of one slice, counted from its first."""
     if isinstance(layout, Dense):
         return _products(_take(hidden, ties.rows), _take(layout.weight, ties.token_ids))
+    if isinstance(layout, TileBf16):
+        return _products(_take(hidden, ties.rows), outputs_of(layout, torch.from_numpy(ties.token_ids).long()))
     assert isinstance(layout, OneDnnBf16)
     rows, first, which = np.unique(ties.rows, return_index=True, return_inverse=True)
     rounded = torch.from_numpy(ties.logits[first]).to(hidden.dtype)

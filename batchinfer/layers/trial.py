@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from batchinfer.layers.kinds import LinearKind
-from batchinfer.ops.rows import Entry, quantise_rows
-from batchinfer.ops.table import MATMUL
+from batchinfer.ops.rows import Entry, Product, quantise_rows
+
+Products = Mapping[type, Callable[[Any, Any], Product]]
 
 
-def trial_product(kind: LinearKind, dtype: torch.dtype, rows: int, shape: tuple[int, int]) -> Callable[[], object]:
-    """The product of rows of `dtype`, as the kind takes them, with a packed weight of `shape` (out, in)."""
+def trial_product(kind: LinearKind, dtype: torch.dtype, rows: int, shape: tuple[int, int], products: Products) -> Callable[[], object]:
+    """The product of rows of `dtype`, as the kind takes them, with a packed weight of `shape` (out, in), out of the table `products`."""
     generator = torch.Generator().manual_seed(0)
     layout = kind.pack(torch.randn(shape, generator=generator).to(kind.weight_dtype), None)
     x = torch.randn(rows, shape[1], generator=generator).to(dtype)
     entry: Entry = quantise_rows(x) if kind.rows == "int8" else x
-    matmul = MATMUL[type(layout)]
+    matmul = products[type(layout)]
     return lambda: matmul(entry, layout)
 
 

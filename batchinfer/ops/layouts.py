@@ -57,4 +57,25 @@ class PanelInt4:
     bias: Tensor | None  # float32 [out]
 
 
-Layout = Dense | OneDnnBf16 | Int8Channel | GroupInt4 | PanelInt4
+@dataclass(frozen=True, slots=True)
+class TileBf16:
+    """A bf16 weight as matrix registers read it: panels of 32 outputs, steps of 32 inputs; zeros behind the last of both."""
+
+    tiles: Tensor  # bf16 [out / 32, in / 32, 2, 16, 16, 2]: two tiles a step, of each pairs of inputs by outputs
+    out: int
+    size: int  # inputs
+    bias: Tensor | None  # float32 [out]
+
+
+@dataclass(frozen=True, slots=True)
+class TileInt8:
+    """The codes of an `Int8Channel` as matrix registers read them, in steps of 64 inputs."""
+
+    tiles: Tensor  # int8 [out / 32, in / 64, 2, 16, 16, 4]
+    scale: Tensor  # float32 [out]
+    shift: Tensor  # int32 [out], subtracted from the sums: what the zero point of the rows adds to them
+    size: int  # inputs
+    bias: Tensor | None  # float32 [out]
+
+
+Layout = Dense | OneDnnBf16 | Int8Channel | GroupInt4 | PanelInt4 | TileBf16 | TileInt8

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16, PanelInt4
+from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16, PanelInt4, TileBf16, TileInt8
 from batchinfer.ops.row_sizes import in_row_sizes, pad_rows
 from batchinfer.ops.rows import ZERO_POINT, Entry, Product, ScaledRows, quantise_rows, to_dense
 
@@ -122,6 +122,26 @@ def panel_int4_matmul(x: Tensor, layout: PanelInt4) -> Tensor:
     step, least = layout.grid.float().permute(2, 0, 3, 1)[..., None].unbind(0)  # [out / 16, 16, in / 32, 1]
     weight = (codes * step + least).reshape(vectors * LANES, groups * 32)
     return _finish(dense_matmul(x.to(torch.bfloat16).float(), Dense(weight, None)), layout.bias, x.dtype)
+
+
+def tile_bf16_matmul(x: Tensor, layout: TileBf16) -> Tensor:
+    """x bf16 [T, in] -> bf16 [T, out], accumulated in float32."""
+    weight = tile_weight(layout.tiles)[: layout.out, : layout.size].float()
+    return _finish(dense_matmul(x.float(), Dense(weight, None)), layout.bias, x.dtype)
+
+
+def tile_int8_matmul(x: Entry, layout: TileInt8) -> ScaledRows:
+    """As `int8_matmul`."""
+    rows = quantise_rows(x) if isinstance(x, Tensor) else x
+    codes = tile_weight(layout.tiles)[: len(layout.scale), : layout.size]
+    sums = rows.values.double() @ codes.double().T - layout.shift  # exact: far below 2 ** 53
+    return ScaledRows(sums.float() * layout.scale, rows.scale, layout.bias)
+
+
+def tile_weight(tiles: Tensor) -> Tensor:
+    """The weight [out, in] of tiles, with the zeros behind both."""
+    panels, steps, halves, groups, lanes, together = tiles.shape
+    return tiles.permute(0, 2, 4, 1, 3, 5).reshape(panels * halves * lanes, steps * groups * together)
 
 
 def _bf16(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from batchinfer.ops import quantised, reference
-from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16, PanelInt4
+from batchinfer.ops.layouts import Dense, GroupInt4, Int8Channel, OneDnnBf16, PanelInt4, TileBf16, TileInt8
 from batchinfer.ops.rows import Entry, Product
 
 
@@ -33,6 +33,8 @@ MATMUL: Mapping[type, Callable[[Any, Any], Product]] = {
     Int8Channel: reference.int8_matmul,
     GroupInt4: reference.int4_matmul,
     PanelInt4: reference.panel_int4_matmul,
+    TileBf16: reference.tile_bf16_matmul,
+    TileInt8: reference.tile_int8_matmul,
 }
 
 REFERENCE = Ops(

@@ -84,7 +84,9 @@ def _best_rate(what: str, device: str, again: bool) -> float:
     """The best rate known of products in a number format, or of the memory."""
     import torch
 
-    name = torch.cuda.get_device_name() if device == "cuda" else read_machine().cpu
+    from batchinfer.ops.native.library import load_native
+
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{read_machine().cpu}, {load_native().target}"
     key = f"{CALIBRATION_VERSION}|{name}|{usable_cores()}|{torch.get_num_threads()}|{device}|{what}|{torch.__version__}"
     path = cache_root() / "machine-rates.json"
     known = _read_known(path)
@@ -145,10 +147,14 @@ def _cpu_products(number_format: str) -> list[tuple[float, Callable[[], object]]
 
     from batchinfer.layers.kinds import choose_linear
     from batchinfer.layers.trial import trial_product
+    from batchinfer.ops.native.library import load_native
+    from batchinfer.ops.native.products import products_with
 
     dtype = torch.bfloat16 if number_format == "bf16" else torch.float32
-    kind, _ = choose_linear("int8" if number_format == "int8" else "none", torch.device("cpu"), dtype)
-    return [(2.0 * rows * out * size, trial_product(kind, dtype, rows, (out, size))) for rows, out, size in CPU_PRODUCTS]
+    library = load_native().library
+    kind, _ = choose_linear("int8" if number_format == "int8" else "none", torch.device("cpu"), dtype, library)
+    products = products_with(library)
+    return [(2.0 * rows * out * size, trial_product(kind, dtype, rows, (out, size), products)) for rows, out, size in CPU_PRODUCTS]
 
 
 def _read_known(path: Path) -> dict[str, _Known]:

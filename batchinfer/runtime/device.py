@@ -13,9 +13,8 @@ from batchinfer.attention.reference import ReferenceAttention
 from batchinfer.errors import BackendError
 from batchinfer.layers.kinds import LinearKind, choose_linear
 from batchinfer.machine import read_machine
-from batchinfer.ops.layouts import PanelInt4
-from batchinfer.ops.native.int4 import can_multiply_int4, native_int4_matmul
 from batchinfer.ops.native.library import NativeLibrary, load_native
+from batchinfer.ops.native.products import products_with
 from batchinfer.ops.native.rowwise import native_int8_ops, native_ops
 from batchinfer.ops.table import REFERENCE, REFERENCE_INT8, Choice, Ops
 from batchinfer.stopwatch import NO_STOPWATCH, Stopwatch
@@ -97,11 +96,8 @@ def _ops(linear: LinearKind, native: NativeLibrary, fused: NativeLibrary) -> tup
 
 def _unfused(linear: LinearKind, native: NativeLibrary) -> Ops:
     """The reference operations around the linear layers' own products, which no switch replaces."""
-    if linear.rows == "int8":
-        return REFERENCE_INT8
-    if native.library is None or not can_multiply_int4(native.library):
-        return REFERENCE
-    return replace(REFERENCE, matmul={**REFERENCE.matmul, PanelInt4: native_int4_matmul(native.library)})
+    table = REFERENCE_INT8 if linear.rows == "int8" else REFERENCE
+    return replace(table, matmul=products_with(native.library))
 
 
 def choose_attention(kv: KVCache, target: ComputeTarget) -> tuple[AttentionBackend, Choice]:

@@ -11,6 +11,7 @@ from batchinfer.core.request import SamplingParams
 from batchinfer.layers.kinds import LinearKind
 from batchinfer.layers.linear import pack_dense
 from batchinfer.layers.lm_head import LmHead
+from batchinfer.layers.tiles import pack_tile_bf16
 from batchinfer.ops.draw import MOST_TIES
 from batchinfer.ops.table import REFERENCE
 from tests.engine.draws import KINDS, columns, put, sampler
@@ -19,6 +20,7 @@ from tests.engine.test_head import EOS, HIDDEN, KNOWN, linear_kind, weights, wor
 kinds = pytest.mark.parametrize("kind", KINDS)
 ROWS = 48
 DENSE_BF16 = LinearKind("none", "plain", torch.bfloat16, pack_dense, pack_dense)
+TILES = LinearKind("none", "plain", torch.bfloat16, pack_tile_bf16, pack_tile_bf16)
 
 
 def states(seed: int = 1) -> Tensor:
@@ -35,7 +37,8 @@ def close_weights() -> Tensor:
 
 def head_of(layout: str, tied: bool) -> LmHead:
     weight = close_weights()
-    return LmHead(weight, linear_kind("bf16") if layout == "packed" else DENSE_BF16, REFERENCE, weight if tied else None)
+    kind = {"onednn": lambda: linear_kind("bf16"), "tiles": lambda: TILES, "dense": lambda: DENSE_BF16}[layout]()
+    return LmHead(weight, kind, REFERENCE, weight if tied else None)
 
 
 def exact(x: Tensor, weight: Tensor) -> Tensor:
@@ -44,7 +47,7 @@ def exact(x: Tensor, weight: Tensor) -> Tensor:
 
 @kinds
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("layout", ["packed", "dense"])
+@pytest.mark.parametrize("layout", ["onednn", "tiles", "dense"])
 def test_ties_are_settled_as_unrounded_logits_would(kind: str, layout: str, tied: bool) -> None:
     head = head_of(layout, tied)
     x, weight = states(), close_weights()
@@ -55,7 +58,7 @@ def test_ties_are_settled_as_unrounded_logits_would(kind: str, layout: str, tied
     true = exact(x, weight)[:, :KNOWN].masked_fill(~shared, -torch.inf)
     few = shared.sum(1) <= MOST_TIES
     lost = true.amax(1) - true.gather(1, got[:, None]).squeeze(1)
-    if layout == "packed" and not tied:
+    if layout == "onednn" and not tied:
         spacing = 2.0 ** (logits.amax(1).log2().floor() - 7)
         assert (lost <= spacing / 128)[few].all(), "8 more bits than bf16 has"
         assert (lost[few] == 0).sum() > 0.9 * few.sum()
@@ -68,7 +71,7 @@ def test_ties_are_settled_as_unrounded_logits_would(kind: str, layout: str, tied
 @kinds
 def test_a_settled_tie_is_the_rows_own_affair(kind: str) -> None:
     """Neither how many rows there are, nor which of them ban tokens, nor which are sampled, changes a greedy row's token."""
-    x, head = states(), head_of("packed", tied=False)
+    x, head = states(), head_of("onednn", tied=False)
     together = world(kind, [SamplingParams()] * ROWS, of=head).decide(x).token_ids
     w = world(kind, [SamplingParams()] * ROWS, of=head)
     for rows in (slice(0, 1), slice(5, 8), slice(9, 48)):

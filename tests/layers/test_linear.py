@@ -18,15 +18,24 @@ from batchinfer.layers.linear_check import differing_row_counts, int8_product_sa
 from batchinfer.ops.layouts import Int8Channel
 from batchinfer.ops.native.int4 import can_multiply_int4
 from batchinfer.ops.native.library import load_native
-from batchinfer.ops.native.rowwise import native_ops
+from batchinfer.ops.native.linear_amx import can_multiply_tiles
+from batchinfer.ops.native.rowwise import native_int8_ops, native_ops
 from batchinfer.ops.reference import int8_matmul
 from batchinfer.ops.rows import ZERO_POINT, Entry, QuantRows, quantise_rows, to_dense
 from batchinfer.ops.table import REFERENCE, REFERENCE_INT8, Ops
 
 CPU = torch.device("cpu")
 DTYPES = [torch.bfloat16, torch.float32]
-TOLERANCE = {"none": 0.005, "int8": 0.02, "int4": 0.2, "int4 native": 0.2}  # of the result's norm
+TOLERANCE = {
+    "none": 0.005,
+    "none native": 0.005,
+    "int8": 0.02,
+    "int8 native": 0.02,
+    "int4": 0.2,
+    "int4 native": 0.2,
+}  # of the result's norm
 NAMES = tuple(TOLERANCE)
+NATIVE = {"none native": can_multiply_tiles, "int8 native": can_multiply_tiles, "int4 native": can_multiply_int4}
 
 
 @dataclass(frozen=True)
@@ -44,13 +53,16 @@ class Setting:
 
 def setting_of(name: str, dtype: torch.dtype) -> Setting:
     library = load_native().library if name.endswith("native") else None
-    if name.endswith("native") and (library is None or not can_multiply_int4(library)):
-        pytest.skip("no native 4-bit product here")
+    if name.endswith("native") and (library is None or not NATIVE[name](library)):
+        pytest.skip("no such native product here")
     try:
         kind, _ = choose_linear(name.split()[0], CPU, dtype, library)
     except BackendError as err:
         pytest.skip(str(err))
-    table = REFERENCE_INT8 if kind.rows == "int8" else REFERENCE if library is None else native_ops(library)
+    if library is None:
+        table = REFERENCE_INT8 if kind.rows == "int8" else REFERENCE
+    else:
+        table = native_int8_ops(library) if kind.rows == "int8" else native_ops(library)
     return Setting(kind, table)
 
 

@@ -8,71 +8,12 @@
 
 #pragma once
 
+#include "amx.h"
 #include "attention_pairs.h"
 
 #ifdef BATCHINFER_AMX
 
 namespace {
-
-constexpr int kTileRows = 16, kTileBytes = 64;
-
-// ---- Instructions. As assembler, because the intrinsics of some compilers do not say which memory they read.
-
-template <int kTo>
-inline void load_tile(const void* from, int64_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTo) : "memory");
-}
-template <int kFrom>
-inline void store_tile(void* to, int64_t stride) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kFrom) : "memory");
-}
-template <int kTo>
-inline void zero_tile() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(kTo));
-}
-
-enum class Kind { kBf16, kSignedByUnsigned, kUnsigned };
-
-// kSum += kA . kB
-template <Kind kKind, int kSum, int kA, int kB>
-inline void multiply_tiles() {
-  if constexpr (kKind == Kind::kBf16)
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
-  else if constexpr (kKind == Kind::kSignedByUnsigned)
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
-  else
-    asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
-}
-
-// The shapes of a thread's registers: 0 to 3 are sums, 4 and 5 rows, 6 and 7 keys or values. Released at the end, so that
-// whoever uses them next finds them as after a start.
-class TileShapes {
- public:
-  TileShapes() = default;
-  TileShapes(const TileShapes&) = delete;
-  TileShapes& operator=(const TileShapes&) = delete;
-  ~TileShapes() {
-    if (rows_) asm volatile("tilerelease");
-  }
-
-  void set_rows(int rows) {
-    if (rows == rows_) return;
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } shapes;
-    for (int i = 0; i < 8; ++i) {
-      shapes.row_bytes[i] = kTileBytes;
-      shapes.rows[i] = uint8_t(i < 6 ? rows : kTileRows);
-    }
-    asm volatile("ldtilecfg %0" ::"m"(shapes));
-    rows_ = rows;
-  }
-
- private:
-  int rows_ = 0;
-};
 
 // Calls f with 0, 1, ... as constants.
 template <int kCount, class F>

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from batchinfer.ops import quantised, reference
-from batchinfer.ops.layouts import Int8Channel, PanelInt4
-from batchinfer.ops.native.int4 import can_multiply_int4, native_int4_matmul
+from batchinfer.ops.native.products import products_with
 from batchinfer.ops.rows import Product, QuantRows, ScaledRows, to_dense
-from batchinfer.ops.table import MATMUL, REFERENCE, REFERENCE_INT8, Ops
+from batchinfer.ops.table import Ops
 
 LANES = 16
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -48,7 +45,7 @@ class _Quantise(ctypes.Structure):
 
 
 def native_ops(library: ctypes.CDLL) -> Ops:
-    """The CPU's table for plain rows, with norms, gated activation and 4-bit products from the native library.
+    """The CPU's table for plain rows, with norms, gated activation and products from the native library.
 
     Shapes that the kernels do not do (an inner size that is no multiple of 16) go to the reference.
     """
@@ -82,8 +79,8 @@ def native_ops(library: ctypes.CDLL) -> Ops:
         gate(_Gate(_plain(gate_up), out.data_ptr(), _Output(), rows, size), _is_bf16(gate_up))
         return out
 
-    matmul = {**MATMUL, **_native_products(library)}
-    return replace(REFERENCE, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, matmul=matmul)
+    matmul = products_with(library, _native_enter(library))
+    return Ops(rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, enter=reference.enter, matmul=matmul)
 
 
 def native_int8_ops(library: ctypes.CDLL) -> Ops:
@@ -92,7 +89,6 @@ def native_int8_ops(library: ctypes.CDLL) -> Ops:
     Shapes that the kernels do not do (an inner size that is no multiple of 16) go to the reference.
     """
     norm, gate = _bound(library, "batchinfer_rms_norm", _Norm), _bound(library, "batchinfer_silu_and_mul", _Gate)
-    quantise = _bound(library, "batchinfer_quantise", _Quantise)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> QuantRows:
         rows, size = x.shape
@@ -123,6 +119,15 @@ def native_int8_ops(library: ctypes.CDLL) -> Ops:
         gate(_Gate(_input(gate_up), None, place, rows, size), _is_bf16(x))
         return out
 
+    enter = _native_enter(library)
+    matmul = products_with(library, enter)
+    return Ops(rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, enter=enter, matmul=matmul)
+
+
+def _native_enter(library: ctypes.CDLL) -> Callable[[Tensor], QuantRows]:
+    """Plain rows to 8 bits, in one native call."""
+    quantise = _bound(library, "batchinfer_quantise", _Quantise)
+
     def enter(x: Tensor) -> QuantRows:
         rows, size = x.shape
         if size % LANES:
@@ -131,20 +136,7 @@ def native_int8_ops(library: ctypes.CDLL) -> Ops:
         quantise(_Quantise(x.data_ptr(), place, rows, size), _is_bf16(x))
         return out
 
-    return replace(REFERENCE_INT8, rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_and_mul=silu_and_mul, enter=enter)
-
-
-def _native_products(library: ctypes.CDLL) -> dict[type, Callable[[Any, Any], Product]]:
-    """Products of plain rows that the library takes part in."""
-    enter = native_int8_ops(library).enter
-
-    def int8_matmul(x: Tensor, layout: Int8Channel) -> ScaledRows:
-        return reference.int8_matmul(enter(x), layout)
-
-    products: dict[type, Callable[[Any, Any], Product]] = {Int8Channel: int8_matmul}
-    if can_multiply_int4(library):
-        products[PanelInt4] = native_int4_matmul(library)
-    return products
+    return enter
 
 
 def _bound(library: ctypes.CDLL, name: str, record: type[ctypes.Structure]) -> Callable[[ctypes.Structure, int], None]:
