@@ -194,7 +194,7 @@ class Engine:
 
     def _fail(self, plan: Plan, result: StepResult) -> tuple[list[Result], np.ndarray]:
         """End the rows that cannot go on, clear what they wrote, and retire the others that were computed."""
-        failed = np.array(list(result.failures), np.int32)
+        failed = np.array(list(result.failures), np.int64)
         results: list[Result] = []
         for slot, error in result.failures.items():
             seq = self.memory.table.sequences[slot]

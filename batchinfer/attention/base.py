@@ -42,7 +42,7 @@ class AttnInputs:
     query_start: np.ndarray  # int64 [S + 1], rows of each span in the ragged batch
     start: np.ndarray  # int32 [S], tokens of the sequence before the span
     num_tokens: np.ndarray  # int32 [S]
-    slots: np.ndarray  # int32 [S], rows of block_table
+    slots: np.ndarray  # int64 [S], rows of block_table
     block_table: np.ndarray  # int32 [slots, max_blocks], the live table: read it before the step ends
     write_block: np.ndarray  # int64 [T], block that each row's KV goes to
     write_offset: np.ndarray  # int64 [T], place in that block

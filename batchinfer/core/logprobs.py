@@ -23,11 +23,11 @@ class ScoredPlaces:
     """Prompt tokens whose log-probability a step computes: token `places[i]` of `slots[i]`, by its own span's logits."""
 
     rows: np.ndarray  # int64 [P], of the plan's tokens: the one before the token that is scored
-    slots: np.ndarray  # int32 [P]
+    slots: np.ndarray  # int64 [P]
     places: np.ndarray  # int64 [P]
 
 
-NO_PLACES = ScoredPlaces(_NOBODY, _NOBODY.astype(np.int32), _NOBODY)
+NO_PLACES = ScoredPlaces(_NOBODY, _NOBODY, _NOBODY)
 
 
 class Scores(Protocol):

@@ -66,7 +66,7 @@ class KVMemory:
             deferred = [join.seq for join in schedule.joins]
         joined = [join for join in schedule.joins if join.seq.slot >= 0]
         if joined:
-            new = np.array([join.seq.slot for join in joined], np.int32)
+            new = np.array([join.seq.slot for join in joined], np.int64)
             new_start = self.table.num_computed[new]
             caps = np.array([join.num_tokens for join in joined], np.int32)
             slots = np.concatenate((slots, new))
@@ -210,7 +210,7 @@ class KVMemory:
         seq.num_preemptions += 1
         self.stats.preemptions += 1
         outputs = seq.output_ids
-        self.release(np.array([slot], np.int32))
+        self.release(np.array([slot], np.int64))
         seq.output_ids = outputs
         return seq
 

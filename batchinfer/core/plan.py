@@ -25,7 +25,7 @@ class Join:
 class Schedule:
     """Scheduler to memory: up to this much, in this order. Victims of preemption go from the end of `slots`."""
 
-    slots: np.ndarray  # int32 [S], running slots, oldest admission first
+    slots: np.ndarray  # int64 [S], running slots, oldest admission first
     num_tokens: np.ndarray  # int32 [S], 0 where the budget ran out
     joins: list[Join]
 
@@ -34,7 +34,7 @@ class Schedule:
 class Plan:
     """Memory to everyone: exactly this. One span per slot, `start` is the slot's `num_computed`."""
 
-    slots: np.ndarray  # int32 [S]
+    slots: np.ndarray  # int64 [S]
     start: np.ndarray  # int32 [S]
     num_tokens: np.ndarray  # int32 [S], at least 1
     samples: np.ndarray  # bool [S]: the span reaches the sequence's last token

@@ -13,6 +13,7 @@ import numpy as np
 from batchinfer.core.request import Request
 
 Int32s = np.ndarray  # int32 [n]
+Slots = np.ndarray  # int64 [n]: NumPy's own index type, since any other is converted anew by every look-up
 _NO_TOKENS = np.empty(0, np.int32)
 
 
@@ -68,7 +69,7 @@ class SequenceTable:
         self.row = np.zeros(num_slots, np.int64)  # `Request.row`
         self.choice = np.zeros(num_slots, np.int32)  # which of the row's answers
         self.sequences: list[Sequence | None] = [None] * num_slots
-        self._running = np.zeros(num_slots, np.int32)
+        self._running = np.zeros(num_slots, np.int64)
         self._num_running = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._row = self.tokens.shape[1]
@@ -79,7 +80,7 @@ class SequenceTable:
         """Sequences that hold a slot."""
         return self._num_running
 
-    def running(self) -> Int32s:
+    def running(self) -> Slots:
         """Occupied slots, oldest admission first; a view that the next admit or remove changes."""
         return self._running[: self._num_running]
 
@@ -111,7 +112,7 @@ class SequenceTable:
         seq.output_ids = _NO_TOKENS
         return slot
 
-    def remove(self, slots: Int32s) -> None:
+    def remove(self, slots: Slots) -> None:
         """Take sequences out of the running list and free their slots; blocks must be released already."""
         gone = np.zeros(self.num_slots, bool)
         gone[slots] = True
@@ -127,10 +128,10 @@ class SequenceTable:
             self._free.append(slot)
         self.watch[slots] = 0
 
-    def append(self, slots: Int32s, token_ids: Int32s) -> None:
+    def append(self, slots: Slots, token_ids: Int32s) -> None:
         """Add one token to each of the (distinct) slots."""
         ends = self.num_tokens[slots]
-        self._flat_tokens[slots.astype(np.int64) * self._row + ends] = token_ids
+        self._flat_tokens[slots * self._row + ends] = token_ids
         self.num_tokens[slots] = ends + 1
 
     def output_of(self, slot: int) -> np.ndarray:

@@ -193,7 +193,7 @@ class RowEndings(Protocol):
     """Knows of running rows whose structure is complete: nothing may follow."""
 
     def ended(self, slots: np.ndarray) -> np.ndarray | None:
-        """Which of the slots, int32 [R], are complete with the token just appended, bool [R]; None: none of them asks."""
+        """Which of the slots, int64 [R], are complete with the token just appended, bool [R]; None: none of them asks."""
 
     def whole(self, slot: int) -> bool:
         """True where the slot's last token is part of its text, though it ended the row."""

@@ -22,7 +22,7 @@ class StepBatch:
     positions: Tensor  # int64 [T]
     attn: AttnInputs
     logit_rows: Tensor  # int64 [R + P], rows of the batch whose next token is sampled, and those that score prompt tokens
-    sampling_slots: np.ndarray  # int32 [R]
+    sampling_slots: np.ndarray  # int64 [R]
     fill_positions: np.ndarray  # int64 [R], place in the sequence that each sampled token would take
     num_drafts: np.ndarray  # int32, of each sampling span: its logit rows less one
     draft_ids: np.ndarray  # int32, the drafts of all spans
@@ -103,5 +103,5 @@ def _sampled_rows(ends: np.ndarray, drafts: np.ndarray) -> np.ndarray:
 
 def _take(matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """matrix[rows, columns] as int64."""
-    flat: np.ndarray = matrix.reshape(-1).take(rows.astype(np.int64) * matrix.shape[1] + columns, mode="clip")
+    flat: np.ndarray = matrix.reshape(-1).take(rows * matrix.shape[1] + columns, mode="clip")
     return flat.astype(np.int64)

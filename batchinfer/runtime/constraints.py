@@ -137,7 +137,7 @@ class Constraints:
             self._begun = masks, self._thread.submit(self._compute, masks)
 
     def edits(self, slots: np.ndarray, places: np.ndarray) -> tuple[LogitEdit, ...]:
-        """What the structures forbid in the logit rows that fill `places` int [R] of `slots` int32 [R]."""
+        """What the structures forbid in the logit rows that fill `places` int [R] of `slots` int64 [R]."""
         index = self.asking.among(slots)
         if not len(index):
             return ()

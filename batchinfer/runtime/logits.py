@@ -39,7 +39,7 @@ class Editor(Lifecycle, Protocol):
     """A feature that changes logits. A `Lifecycle` of the memory's: it hears which rows come and go."""
 
     def edits(self, slots: np.ndarray, places: np.ndarray) -> tuple[LogitEdit, ...]:
-        """What the logit rows need that fill `places` int [R] of `slots` int32 [R]; nothing where no row asks for it."""
+        """What the logit rows need that fill `places` int [R] of `slots` int64 [R]; nothing where no row asks for it."""
 
 
 class AskingSlots:

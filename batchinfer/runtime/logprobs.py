@@ -13,7 +13,7 @@ from batchinfer.core.logprobs import Scores
 
 
 def keep_scores(scores: Scores, logits: Tensor, slots: np.ndarray, places: np.ndarray, token_ids: np.ndarray, *, prompt: bool) -> None:
-    """Tell `scores` of the tokens int [N] that fill `places` int [N] of `slots` int32 [N], by their logits float32 [N, V]."""
+    """Tell `scores` of the tokens int [N] that fill `places` int [N] of `slots` int64 [N], by their logits float32 [N, V]."""
     wanted = np.minimum(scores.alternatives(slots, prompt), logits.shape[1])
     totals = (_totals if logits.device.type == "cpu" else _device_totals)(logits)
     chosen = logits[torch.arange(len(token_ids), device=logits.device), torch.from_numpy(token_ids).long().to(logits.device)]
