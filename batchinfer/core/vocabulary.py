@@ -49,10 +49,12 @@ class Vocabulary:
         """Text that the tokens add to one before them: a leading space stays; bytes that are no UTF-8 become U+FFFD."""
         ids = list(token_ids)
         raw = self.text_bytes(ids, skip_special_tokens)
+        if not self.byte_ids:
+            return raw.decode("utf-8", errors="replace")
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            return self._decode_runs(ids, skip_special_tokens) if self.byte_ids else raw.decode("utf-8", errors="replace")
+            return self._decode_runs(ids, skip_special_tokens)
 
     def _decode_runs(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         """As SentencePiece decoders do: a run of byte tokens that is no UTF-8 becomes one U+FFFD for each of its bytes."""
