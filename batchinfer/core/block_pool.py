@@ -1,8 +1,8 @@
 """The KV blocks: reference counts, and the least recently used order of those that the prefix cache still knows.
 
 Every block is in exactly one state: in use (`refs > 0`), reusable (no references, but keyed in the prefix cache) or
-blank. Block 0 is the null block, which padding may write to; it is never handed out. All operations take arrays, so
-a step makes a handful of calls whatever the number of rows.
+blank. Block 0 is the null block, which padding may write to; it is never handed out. All operations take arrays
+(int64, NumPy's index type), so a step makes a handful of calls whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KVPool(Protocol):
         """Blocks to take for a sequence that enters and needs `num_blocks` now."""
 
     def try_allocate(self, count: int) -> np.ndarray | None:
-        """Return `count` block ids, int32, with one reference each, or None when there are too few."""
+        """Return `count` block ids, int64, with one reference each, or None when there are too few."""
 
     def share(self, block_ids: np.ndarray) -> None:
         """Add a reference to each of the (distinct) blocks."""
@@ -61,13 +61,14 @@ class BlockPool:
         self.refs[NULL_BLOCK] = 1
         self.keyed = np.zeros(num_blocks, bool)
         self.forget: Callable[[list[int]], None] = lambda block_ids: None  # the prefix cache listens here
-        self._blank = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)  # a stack: low ids go first
+        self._blank = np.arange(num_blocks - 1, 0, -1)  # a stack: low ids go first
         self._num_blank = num_blocks - 1
-        self._ring = np.zeros(2 * num_blocks + 16, np.int32)
+        self._ring = np.zeros(2 * num_blocks + 16, np.int64)
         self._head = self._tail = 0  # positions in the ring's whole history
         self._offset = 0  # history position of _ring[0]
         self._stamp = np.full(num_blocks, -1, np.int64)
         self._num_reusable = 0
+        self._place = np.zeros(num_blocks, np.int64)  # scratch of `release`
 
     @property
     def num_free(self) -> int:
@@ -84,7 +85,7 @@ class BlockPool:
         return num_blocks
 
     def try_allocate(self, count: int) -> np.ndarray | None:
-        """Return `count` block ids, int32, with one reference each, or None when there are too few."""
+        """Return `count` block ids, int64, with one reference each, or None when there are too few."""
         if count > self.num_free:
             return None
         if count > self._num_blank:
@@ -98,8 +99,10 @@ class BlockPool:
 
     def share(self, block_ids: np.ndarray) -> None:
         """Add a reference to each of the (distinct) blocks."""
+        if not len(block_ids):
+            return
         refs = self.refs[block_ids]
-        self._num_reusable -= int(np.count_nonzero(refs == 0))
+        self._num_reusable -= len(refs) - int(np.count_nonzero(refs))
         self.refs[block_ids] = refs + 1
 
     def release(self, block_ids: np.ndarray) -> None:
@@ -107,12 +110,14 @@ class BlockPool:
 
         The caller lists each row's blocks tail first, so that eviction drops a prefix from its end.
         """
-        np.subtract.at(self.refs, block_ids, 1)
-        freed = block_ids[self.refs[block_ids] == 0]
-        if len(freed) > 1:  # a block listed twice reaches zero once; its last entry counts
-            _, last = np.unique(freed[::-1], return_index=True)
-            if len(last) < len(freed):
-                freed = freed[np.sort(len(freed) - 1 - last)]
+        place = np.arange(len(block_ids))
+        self._place[block_ids] = place  # of a block listed twice the last entry stays, and counts: it reaches zero once
+        is_last = self._place[block_ids] == place
+        if is_last.all():
+            self.refs[block_ids] -= 1
+        else:
+            np.subtract.at(self.refs, block_ids, 1)
+        freed = block_ids[is_last & (self.refs[block_ids] == 0)]
         keyed = self.keyed[freed]
         self._set_blank(freed[~keyed])
         self._push(freed[keyed])

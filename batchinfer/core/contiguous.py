@@ -41,12 +41,12 @@ class ContiguousPool:
         return self.slab_blocks
 
     def try_allocate(self, count: int) -> np.ndarray | None:
-        """Return the ids of a slab's blocks, int32, in order, with one reference each, or None when no slab is free."""
+        """Return the ids of a slab's blocks, int64, in order, with one reference each, or None when no slab is free."""
         assert count == self.slab_blocks, "only whole slabs are handed out"
         if not self._free:
             return None
         first = 1 + self._free.pop() * self.slab_blocks
-        ids = np.arange(first, first + self.slab_blocks, dtype=np.int32)
+        ids = np.arange(first, first + self.slab_blocks)
         self.refs[ids] = 1
         return ids
 

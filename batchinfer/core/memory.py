@@ -18,7 +18,7 @@ from batchinfer.core.seeds import choice_seed, row_seed
 from batchinfer.core.sequences import Sequence, SequenceTable
 from batchinfer.core.stats import RunStats
 
-_EMPTY = np.empty(0, np.int32)
+_EMPTY = np.empty(0, np.int64)
 
 
 class Lifecycle(Protocol):
@@ -109,14 +109,14 @@ class KVMemory:
         """Take back the blocks of sequences, which may run on."""
         table = self.table
         held = [table.block_table[slot, : table.num_blocks[slot]][::-1] for slot in slots.tolist()]
-        self.pool.release(np.concatenate(held) if held else _EMPTY)
+        self.pool.release(np.concatenate(held, dtype=np.int64) if held else _EMPTY)
         table.block_table[slots] = 0
         table.num_blocks[slots] = 0
 
     def discard(self, slots: np.ndarray) -> np.ndarray:
         """Release sequences whose KV may be damaged; returns the blocks that must be cleared before they are used again."""
         table = self.table
-        held = np.unique(np.concatenate([table.block_table[slot, : table.num_blocks[slot]] for slot in slots.tolist()]))
+        held = np.unique(np.concatenate([table.block_table[slot, : table.num_blocks[slot]] for slot in slots.tolist()], dtype=np.int64))
         self.release(slots)
         return self.pool.discard(held)
 

@@ -15,6 +15,7 @@ from batchinfer.core.sequences import Sequence
 
 Key = tuple[int, bytes]
 ROOT = 0
+_NO_BLOCKS = np.empty(0, np.int64)
 
 
 class Probe(NamedTuple):
@@ -36,7 +37,7 @@ class PrefixCache(Protocol):
         """What could be reused; changes nothing."""
 
     def match(self, seq: Sequence) -> np.ndarray:
-        """Ids of those leading blocks, int32; remembers the chain, and the next block as being computed by `seq`."""
+        """Ids of those leading blocks, int64; remembers the chain, and the next block as being computed by `seq`."""
 
     def publish(self, seq: Sequence, block_ids: np.ndarray, first: int, token_ids: np.ndarray) -> None:
         """Offer full, computed blocks: `block_ids` are the sequence's blocks from index `first` on, with their tokens."""
@@ -57,7 +58,7 @@ class NoPrefixCache:
 
     def match(self, seq: Sequence) -> np.ndarray:
         """Find nothing."""
-        return np.empty(0, np.int32)
+        return _NO_BLOCKS
 
     def publish(self, seq: Sequence, block_ids: np.ndarray, first: int, token_ids: np.ndarray) -> None:
         """Remember nothing."""
@@ -76,8 +77,8 @@ class TriePrefixCache:
         self._pool = pool
         self._block_size = block_size
         self._block_of: dict[Key, int] = {}
-        self._key_of: dict[int, Key] = {}
-        self._serial_of: dict[int, int] = {}
+        self._key_of: list[Key | None] = [None] * pool.num_blocks  # by block
+        self._serial_of = [ROOT] * pool.num_blocks  # by block: of the key that it has
         self._next_serial = ROOT + 1
         self._pending: dict[Key | None, int] = {}  # key -> seq_id of the row that computes it
         pool.forget = self.forget
@@ -109,11 +110,11 @@ class TriePrefixCache:
         return Probe(len(found), in_use, missing, missing in self._pending)
 
     def match(self, seq: Sequence) -> np.ndarray:
-        """Ids of the leading blocks to reuse, int32; later rows with the same next block wait for this one."""
+        """Ids of the leading blocks to reuse, int64; later rows with the same next block wait for this one."""
         found, seq.chain, missing = self._walk(seq)
         if missing is not None:
             self._claim(seq, missing)
-        return np.array(found, np.int32)
+        return np.array(found, np.int64) if found else _NO_BLOCKS
 
     def publish(self, seq: Sequence, block_ids: np.ndarray, first: int, token_ids: np.ndarray) -> None:
         """Offer full, computed blocks; a block whose tokens are known already stays the sequence's own, unkeyed."""
@@ -121,18 +122,18 @@ class TriePrefixCache:
         step = 4 * self._block_size
         data = token_ids.tobytes()
         serial = seq.chain
+        block_of, key_of, serial_of, keyed = self._block_of, self._key_of, self._serial_of, self._pool.keyed
         for index, block_id in enumerate(block_ids.tolist()):
             key = (serial, data[index * step : (index + 1) * step])
-            known = self._block_of.get(key)
+            known = block_of.get(key)
             if known is not None:
-                serial = self._serial_of[known]
+                serial = serial_of[known]
                 continue
-            serial = self._next_serial
+            serial = serial_of[block_id] = self._next_serial
             self._next_serial += 1
-            self._block_of[key] = block_id
-            self._key_of[block_id] = key
-            self._serial_of[block_id] = serial
-            self._pool.keyed[block_id] = True
+            block_of[key] = block_id
+            key_of[block_id] = key
+            keyed[block_id] = True
         seq.chain = serial
         begin = (first + len(block_ids)) * self._block_size
         if begin + self._block_size <= len(seq.request.prompt_ids):  # the rest of a long prefix is computed once, too
@@ -153,12 +154,15 @@ class TriePrefixCache:
     def forget(self, block_ids: list[int]) -> None:
         """The pool is about to reuse these blocks."""
         for block_id in block_ids:
-            del self._block_of[self._key_of.pop(block_id)]
-            del self._serial_of[block_id]
+            key = self._key_of[block_id]
+            assert key is not None
+            del self._block_of[key]
+            self._key_of[block_id] = None
 
     def check(self) -> None:
         """Assert that the tables describe the same blocks and that the pool knows them as keyed."""
-        assert len(self._block_of) == len(self._key_of) == len(self._serial_of)
-        assert all(self._block_of[key] == block_id for block_id, key in self._key_of.items())
-        keyed = np.flatnonzero(self._pool.keyed)
-        assert sorted(self._key_of) == keyed.tolist()
+        known = {block_id: key for block_id, key in enumerate(self._key_of) if key is not None}
+        assert len(self._block_of) == len(known)
+        assert all(self._block_of[key] == block_id for block_id, key in known.items())
+        assert len({self._serial_of[block_id] for block_id in known}) == len(known), "two blocks have one serial"
+        assert list(known) == np.flatnonzero(self._pool.keyed).tolist()
