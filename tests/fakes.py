@@ -150,6 +150,9 @@ class Optimist(OutputForecast):
     def expected(self, remaining: np.ndarray, produced: np.ndarray, exact: np.ndarray) -> np.ndarray:
         return np.full_like(remaining, -(10**6))
 
+    def expected_of_one(self, remaining: int, produced: int, exact: bool) -> int:
+        return -(10**6)
+
 
 def make_engine(setup: Setup) -> Engine:
     """An engine whose control plane is the real one, put together as for real."""

@@ -31,9 +31,19 @@ class OutputForecast:
         """Output tokens still to come per row: `remaining` is the limit, `exact` rows are known to reach it."""
         if self._rows < self._warmup:
             return remaining
-        mean = self._headroom * self._tokens / self._rows
+        mean = self._mean()
         guess = np.maximum(mean - produced, mean / 2).astype(np.int64)
         return np.where(exact, remaining, np.minimum(remaining, np.maximum(guess, 1)))
+
+    def expected_of_one(self, remaining: int, produced: int, exact: bool) -> int:
+        """The same of a single row."""
+        if exact or self._rows < self._warmup:
+            return remaining
+        mean = self._mean()
+        return min(remaining, max(int(max(mean - produced, mean / 2)), 1))
+
+    def _mean(self) -> float:
+        return self._headroom * self._tokens / self._rows
 
 
 def peak_tokens(held: np.ndarray, remaining: np.ndarray) -> int:

@@ -142,11 +142,11 @@ class KVMemory:
         self.prefix.check()
 
     def _blocks_for(self, num_tokens: np.ndarray) -> np.ndarray:
-        return -(-num_tokens // self.block_size)
+        return (num_tokens + self.block_size - 1) // self.block_size
 
     def _grow(self, slots: np.ndarray, needed: np.ndarray) -> None:
         """Append `needed[i]` fresh blocks to each slot's table, in one allocation."""
-        wants = np.flatnonzero(needed > 0)
+        wants = np.flatnonzero(needed)
         if not len(wants):
             return
         table = self.table

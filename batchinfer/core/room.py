@@ -33,11 +33,11 @@ class ForecastRoom:
         self._capacity = (memory.pool.num_blocks - 1 - watermark) * memory.block_size
         table, size = memory.table, memory.block_size
         slots = table.running()
-        tokens = table.num_tokens[slots].astype(np.int64)
+        tokens = table.num_tokens[slots]
         rest = np.maximum(table.limit[slots] - tokens, 0)
         self._rest = forecast.expected(rest, tokens - table.num_prompt[slots], table.ignore_eos[slots])
         # What is not computed yet of a prompt is still to be allocated; and a last block.
-        self._grow = np.maximum(tokens - table.num_blocks[slots].astype(np.int64) * size, 0) + size
+        self._grow = np.maximum(tokens - table.num_blocks[slots] * size, 0) + size
         self._bound = memory.pool.num_used * size + int(self._grow.sum() + self._rest.sum())
         self._joined: list[tuple[int, int]] = []  # (tokens to hold, tokens to come) of rows admitted in this step
 
@@ -45,8 +45,7 @@ class ForecastRoom:
         """True when the row fits, which then counts as running for the rest of the step."""
         size = self._memory.block_size
         tokens = len(seq.request.prompt_ids) + len(seq.output_ids)
-        exact = np.array([seq.request.params.ignore_eos])
-        rest = int(self._forecast.expected(np.array([seq.limit - tokens]), np.array([len(seq.output_ids)]), exact)[0])
+        rest = self._forecast.expected_of_one(seq.limit - tokens, len(seq.output_ids), seq.request.params.ignore_eos)
         held = tokens - probe.num_in_use * size + size
         if self._bound + held + rest > self._capacity and self._peak(held, max(rest, 0)) > self._capacity:
             return False

@@ -36,8 +36,10 @@ class ChunkedPrefill:
 
     def share(self, todo: np.ndarray, budget: int) -> np.ndarray:
         """Each row what it has to do, until the budget ends within one."""
+        if int(todo.sum()) <= budget:
+            return todo
         before = np.cumsum(todo) - todo
-        grants: np.ndarray = np.clip(budget - before, 0, todo)
+        grants: np.ndarray = np.minimum(np.maximum(budget - before, 0), todo)
         return grants
 
     def grant(self, todo: int, left: int, first: bool) -> int:

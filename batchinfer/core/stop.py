@@ -135,12 +135,11 @@ class StopChecker:
         """Verdict per slot after its token was appended, int8 [R]: goes on, stop, repetition or length."""
         table = self._table
         num_tokens = table.num_tokens[slots]
-        verdict = np.where(num_tokens >= table.limit[slots], LENGTH, GOES_ON).astype(np.int8)
-        clipped = np.minimum(token_ids, self._eos.size - 1)
-        ended = self._eos[clipped] & ~table.ignore_eos[slots]
+        verdict: np.ndarray = (num_tokens >= table.limit[slots]) * np.int8(LENGTH)  # or 0, GOES_ON
+        ended = self._eos.take(token_ids, mode="clip") & ~table.ignore_eos[slots]
         watch = table.watch[slots]
         if watch.any():
-            looks = self._marks[watch, clipped] & (watch > 0)
+            looks = self._marks[watch, np.minimum(token_ids, self._eos.size - 1)] & (watch > 0)
             for i in np.flatnonzero(looks).tolist():
                 ended[i] = ended[i] or self._stops(int(slots[i]), int(token_ids[i]))
         may_end = num_tokens >= table.min_end[slots]

@@ -45,15 +45,17 @@ class RaggedBatchBuilder:
         if len(drafts.token_ids):
             self._write(plan, drafts)
             counts = counts + drafts.counts
-        starts = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=starts[1:])
-        if len(counts) == starts[-1]:  # one token each
+        if len(counts) == int(counts.sum()):  # one token each
+            starts = np.arange(len(counts) + 1)
             slots, positions = plan.slots, plan.start.astype(np.int64)
         else:
+            starts = np.zeros(len(counts) + 1, np.int64)
+            np.cumsum(counts, out=starts[1:])
             slots = np.repeat(plan.slots, counts)
             positions = np.arange(starts[-1]) + np.repeat(plan.start - starts[:-1], counts)
         input_ids = _take(table.tokens, slots, positions)
-        blocks = _take(table.block_table, slots, positions // size)
+        index = positions // size
+        blocks = _take(table.block_table, slots, index)
         attn = AttnInputs(
             query_start=starts,
             start=plan.start,
@@ -61,7 +63,7 @@ class RaggedBatchBuilder:
             slots=plan.slots,
             block_table=table.block_table,
             write_block=blocks,
-            write_offset=positions % size,
+            write_offset=positions - index * size,
         )
         num_drafts = drafts.counts[plan.samples]
         rows = _sampled_rows(starts[1:][plan.samples], num_drafts)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchinfer.core.block_pool import BlockPool
-from batchinfer.core.forecast import peak_tokens
+from batchinfer.core.forecast import OutputForecast, peak_tokens
 from batchinfer.core.order import GroupedQueue, grouped
 from batchinfer.core.request import Request, SamplingParams
 from batchinfer.core.seeds import row_seed
@@ -190,6 +190,37 @@ def test_a_block_held_by_two_rows_that_end_together_is_freed_once() -> None:
     pool.release(np.concatenate((ids[::-1], ids[::-1])))
     pool.check(np.empty(0, np.int32))
     assert pool.num_free == 5
+
+
+def test_blocks_are_evicted_in_the_order_in_which_their_last_holder_left() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        pool = BlockPool(24)
+        ids = pool.try_allocate(23)
+        assert ids is not None
+        pool.keyed[ids] = True
+        rows = [rng.choice(ids, rng.integers(1, 12), replace=False) for _ in range(4)]
+        for row in rows:
+            pool.share(row)
+        pool.release(ids)
+        held = np.concatenate(rows).tolist()
+        expected = [block for block in ids.tolist() if block not in held]
+        expected += [block for place, block in enumerate(held) if block not in held[place + 1 :]]
+        pool.release(np.array(held))
+        evicted: list[int] = []
+        pool.forget = evicted.extend
+        assert pool.try_allocate(23) is not None
+        assert evicted == expected
+
+
+def test_the_forecast_of_one_row_is_that_of_many() -> None:
+    forecast = OutputForecast(warmup=3)
+    for ended in range(12):
+        remaining, produced, exact = np.meshgrid([1, 5, 40, 4000], [0, 3, 11, 300], [False, True])
+        columns = [column.ravel() for column in (remaining, produced, exact)]
+        one_by_one = [forecast.expected_of_one(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        assert forecast.expected(*columns).tolist() == one_by_one
+        forecast.finished(7 * ended)
 
 
 def test_seeds_of_neighbours_differ_and_are_stable() -> None:
