@@ -119,7 +119,7 @@ class Engine:
         sampled = perf_counter()
         self._learn(plan, drafts, result)
         finished, emitted = self.retire(plan, result)  # 6 append, publish, release, report
-        work = StepWork(plan, drafts.counts, emitted)
+        work = StepWork.of(plan, drafts, emitted)
         times = StepTimes(began, built, ran, sampled, perf_counter())
         self._account(work, who, times)
         return finished
@@ -168,7 +168,8 @@ class Engine:
         added, verdict = self.stopper.append(sampling, result)
         emitted = np.zeros(len(plan.slots), np.int32)
         emitted[plan.samples] = added
-        table.num_computed[plan.slots] = plan.start + plan.num_tokens + np.maximum(emitted - 1, 0)
+        computed = plan.start + plan.num_tokens
+        table.num_computed[plan.slots] = computed if len(result.token_ids) == len(sampling) else computed + np.maximum(emitted - 1, 0)
         self.memory.publish(plan)
         self.retention.step_ended(plan.slots)
         self.stats.output_tokens += int(added.sum())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batchinfer.core.plan import Plan
+from batchinfer.core.plan import Drafts, Plan
 from batchinfer.core.sequences import SequenceTable
 from batchinfer.core.stats import RunStats, StepShape
 
@@ -32,18 +32,26 @@ class StepWork:
     """What a step was asked for and what came of it."""
 
     plan: Plan
-    num_drafts: np.ndarray  # int32 [S]
+    drafts: Drafts
     emitted: np.ndarray  # int32 [S], tokens appended to each span's row
+    single: np.ndarray  # bool [S], the span is one token
+    num_single: int
+
+    @classmethod
+    def of(cls, plan: Plan, drafts: Drafts, emitted: np.ndarray) -> StepWork:
+        """Tell single tokens from longer spans, once for all that is counted."""
+        single = plan.num_tokens == 1
+        return cls(plan, drafts, emitted, single, int(np.count_nonzero(single)))
 
     @property
-    def drafted(self) -> bool:
-        """Whether any span carried drafts."""
-        return bool(self.num_drafts.any())
+    def all_single(self) -> bool:
+        """Whether no span is longer than a token: the steady case of a batch that only decodes."""
+        return self.num_single == len(self.single)
 
     @property
-    def num_tokens(self) -> int:
-        """Positions that went through the model, drafts included."""
-        return int(self.plan.num_tokens.sum() + self.num_drafts.sum())
+    def num_drafted(self) -> int:
+        """Guesses behind the spans."""
+        return len(self.drafts.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,8 @@ class SpanRows:
 
 def count_step(stats: RunStats, work: StepWork, times: StepTimes) -> None:
     """Add a step's tokens and seconds; the forward pass is split between prefill and decode by tokens."""
-    total, single = work.num_tokens, work.plan.num_tokens == 1
-    decoded = int(np.count_nonzero(single)) + int(work.num_drafts[single].sum() if work.drafted else 0)
+    total = (work.num_single if work.all_single else int(work.plan.num_tokens.sum())) + work.num_drafted
+    decoded = work.num_single + (int(work.drafts.counts[work.single].sum()) if work.num_drafted else 0)
     decode_share = decoded / total if total else 0.0
     forward = times.ran - times.built
     stats.steps += 1
@@ -84,21 +92,22 @@ def count_step(stats: RunStats, work: StepWork, times: StepTimes) -> None:
 def shape_of(work: StepWork, who: SpanRows, seconds: float) -> StepShape:
     """The step's counts as the physical limit needs them, and whose they are."""
     plan, emitted = work.plan, work.emitted
-    decoding = plan.num_tokens == 1
-    num_decode, num_logits = int(np.count_nonzero(decoding)), int(np.count_nonzero(plan.samples))
-    if work.drafted:
+    num_decode, num_logits = work.num_single, int(np.count_nonzero(plan.samples))
+    if work.num_drafted:
         more = np.maximum(emitted - 1, 0)
-        num_decode, num_logits = num_decode + int(more[decoding].sum()), num_logits + int(more.sum())
-    queries = before = np.empty(0)
-    if not decoding.all():
-        long = ~decoding
+        num_decode, num_logits = num_decode + int(more[work.single].sum()), num_logits + int(more.sum())
+    num_prefill, prefill_attention, decoded_from = 0, 0.0, plan.start
+    if not work.all_single:
+        long = ~work.single
         queries, before = plan.num_tokens[long].astype(np.float64), plan.start[long]
+        num_prefill, prefill_attention = int(queries.sum()), float((queries * (before + queries / 2)).sum())
+        decoded_from = plan.start[work.single]
     return StepShape(
         num_decode=num_decode,
-        num_prefill=int(queries.sum()),
+        num_prefill=num_prefill,
         num_logits=num_logits,
-        decode_context=int(plan.start[decoding].sum()) + int(np.count_nonzero(decoding)),
-        prefill_attention=float((queries * (before + queries / 2)).sum()),
+        decode_context=int(decoded_from.sum()) + work.num_single,
+        prefill_attention=prefill_attention,
         seconds=seconds,
         rows=who.rows,
         choices=who.choices,
