@@ -155,12 +155,12 @@ class StopChecker:
         params, vocabulary = seq.request.params, self._vocabulary
         watcher = self._by_index[self._table.watch[seq.slot]]
         kept = None if watcher is None else watcher.cut_at.get(seq.slot)
-        ids = output_ids.tolist()
+        ids = output_ids
         if reason is FinishReason.STOP and kept is None and not params.include_stop_str_in_output and not self._endings.whole(seq.slot):
-            ids.pop()
+            ids = ids[:-1]
         if kept is None:
             return vocabulary.continuation(ids, params.skip_special_tokens)
-        return self._text_up_to(ids, kept, params.skip_special_tokens)
+        return self._text_up_to(ids.tolist(), kept, params.skip_special_tokens)
 
     def _text_up_to(self, ids: list[int], kept: int, skip_special: bool) -> str:
         """The first `kept` bytes of the tokens' text; only the token that the cut falls in is taken apart."""

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
@@ -20,11 +22,16 @@ class Vocabulary:
     eos_ids: tuple[int, ...]
     strip_leading_space: bool = False  # SentencePiece decoders drop one space before the first word
     byte_ids: frozenset[int] = frozenset()  # SentencePiece's tokens for single bytes; empty in byte-level vocabularies
-    _shown: list[bytes] = field(init=False, repr=False)  # token_bytes with special tokens blank
+    _spelled: np.ndarray = field(init=False, repr=False)  # token_bytes, object [V]
+    _shown: np.ndarray = field(init=False, repr=False)  # the same with special tokens blank
 
     def __post_init__(self) -> None:
         """Blank the special tokens once, so that a text is joined without a test for each of its tokens."""
-        shown = [b"" if i in self.special_ids else spelling for i, spelling in enumerate(self.token_bytes)]
+        spelled = np.empty(len(self.token_bytes), object)
+        spelled[:] = self.token_bytes
+        shown = spelled.copy()
+        shown[[i for i in self.special_ids if i < len(shown)]] = b""
+        object.__setattr__(self, "_spelled", spelled)
         object.__setattr__(self, "_shown", shown)
 
     @property
@@ -32,22 +39,23 @@ class Vocabulary:
         """Number of ids that the tokenizer knows."""
         return len(self.token_bytes)
 
-    def text_bytes(self, token_ids: Collection[int], skip_special_tokens: bool = True) -> bytes:
-        """Concatenated bytes of the tokens; ids outside the vocabulary add nothing."""
-        table = self._shown if skip_special_tokens else self.token_bytes
+    def text_bytes(self, token_ids: Collection[int] | np.ndarray, skip_special_tokens: bool = True) -> bytes:
+        """Concatenated bytes of the tokens; ids outside the vocabulary add nothing. Fastest for an array of ids."""
+        table = self._shown if skip_special_tokens else self._spelled
+        ids = np.asarray(token_ids, np.int64)
         try:
-            return b"".join(map(table.__getitem__, token_ids))
+            return b"".join(table[ids].tolist())
         except IndexError:  # only a caller's own ids can be outside: such ids are never sampled
-            return b"".join([table[i] for i in token_ids if i < len(table)])
+            return b"".join(table[ids[ids < len(table)]].tolist())
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of the tokens as a whole text, as the tokenizer's own decoder gives it."""
         text = self.continuation(token_ids, skip_special_tokens)
         return text.removeprefix(" ") if self.strip_leading_space else text
 
-    def continuation(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+    def continuation(self, token_ids: Iterable[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
         """Text that the tokens add to one before them: a leading space stays; bytes that are no UTF-8 become U+FFFD."""
-        ids = list(token_ids)
+        ids = token_ids if isinstance(token_ids, np.ndarray) else list(token_ids)
         raw = self.text_bytes(ids, skip_special_tokens)
         if not self.byte_ids:
             return raw.decode("utf-8", errors="replace")
@@ -56,7 +64,7 @@ class Vocabulary:
         except UnicodeDecodeError:
             return self._decode_runs(ids, skip_special_tokens)
 
-    def _decode_runs(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+    def _decode_runs(self, token_ids: Iterable[int], skip_special_tokens: bool) -> str:
         """As SentencePiece decoders do: a run of byte tokens that is no UTF-8 becomes one U+FFFD for each of its bytes."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         shown = [i for i in token_ids if i < self.size and i not in hidden]

@@ -42,6 +42,19 @@ SENTENCE = [0, 1, 2, 3, 4, 5, 6, 7]
 TEXT = "The capital of France is Paris."
 
 
+def test_text_is_the_bytes_of_the_tokens_in_arrays_and_lists() -> None:
+    odd = Vocabulary([b"\x00", b"a\x00", b"", b"<s>", b"\xff"], frozenset({3}), (3,))
+    for ids, shown, whole in [
+        ([0, 1, 2, 3, 4], b"\x00a\x00\xff", b"\x00a\x00<s>\xff"),
+        ([], b"", b""),
+        ([1, 5, 3, 700], b"a\x00", b"a\x00<s>"),
+    ]:
+        for some in (ids, np.array(ids, np.int32), tuple(ids)):
+            assert odd.text_bytes(some) == shown
+            assert odd.text_bytes(some, skip_special_tokens=False) == whole
+            assert odd.continuation(some) == shown.decode(errors="replace")
+
+
 @pytest.mark.parametrize(
     ("params", "text", "count", "reason"),
     [
