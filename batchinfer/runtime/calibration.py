@@ -38,8 +38,9 @@ from batchinfer.runtime.runner import EagerRunner
 from batchinfer.runtime.sampler import choose_sampler
 from batchinfer.version import __version__
 
-CALIBRATION_VERSION = 2
+CALIBRATION_VERSION = 3
 MEASUREMENTS = 3  # starts that measure; one alone may fall into a busy moment
+KEPT = 9  # the last measurements, of which the middle one counts
 ROUNDS = 3  # in each of them: every point is timed in each round
 POINT_SECONDS = 0.008  # for a point in a round
 WAITS = 1.05  # how much longer a step takes by the clock than its thread has a processor, on a machine that does nothing else
@@ -99,21 +100,31 @@ Times = dict[str, float]
 def step_cost(subject: Subject, again: bool = False) -> StepCost:
     """What a step costs here: measured at the first few starts (a second or two each), and remembered.
 
-    The best of all measurements is kept for each point, since other work on the machine can only make it look slower
-    than it is; with `again` there is always one more.
+    What a run will take is asked, not what the machine can do at its best: where other guests share the processor, it is
+    half as fast for minutes on end, and the middle one of several measurements tells more than their best. With `again`
+    there is always one more.
     """
     path, key, points = _cache_file(), _key(subject), Points.of(subject)
-    known, times = _read(path).get(key, (0, {}))
-    if known < MEASUREMENTS or again or not points.all_in(times):
-        times = _remember(path, key, measure(subject, points))
-    return points.fit(subject, times)
+    known = _complete(points, _read(path).get(key, []))
+    if len(known) < MEASUREMENTS or again:
+        known = _complete(points, _remember(path, key, measure(subject, points)))
+    return points.fit(subject, _middle(known))
 
 
 def try_step_cost(subject: Subject) -> StepCost | None:
     """What earlier starts measured, None if none did."""
     points = Points.of(subject)
-    _, times = _read(_cache_file()).get(_key(subject), (0, {}))
-    return points.fit(subject, times) if points.all_in(times) else None
+    known = _complete(points, _read(_cache_file()).get(_key(subject), []))
+    return points.fit(subject, _middle(known)) if known else None
+
+
+def _complete(points: Points, measurements: list[Times]) -> list[Times]:
+    return [times for times in measurements if points.all_in(times)]
+
+
+def _middle(measurements: list[Times]) -> Times:
+    """A whole measurement, because its points belong together: the one in the middle by the sum of its times, the slower of two."""
+    return sorted(measurements, key=lambda times: sum(times.values()))[len(measurements) // 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,34 +334,32 @@ def _kernels(subject: Subject) -> list[Choice]:
     return [*subject.target.choices, attention, sampling, Choice("native", subject.target.native.target, "")]
 
 
-def _read(path: Path) -> dict[str, tuple[int, Times]]:
-    """Key -> (how often it was measured, the best times); what cannot be read was never measured."""
+def _read(path: Path) -> dict[str, list[Times]]:
+    """Key -> the last measurements in their order; what cannot be read was never measured."""
     try:
         saved = json.loads(path.read_text())
-        return {key: _checked(entry) for key, entry in saved.items()}
+        return {key: [_checked(times) for times in entry["measurements"]] for key, entry in saved.items()}
     except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return {}
 
 
-def _checked(entry: dict[str, Any]) -> tuple[int, Times]:
-    times = {str(name): float(seconds) for name, seconds in entry["seconds"].items()}
+def _checked(entry: dict[str, Any]) -> Times:
+    times = {str(name): float(seconds) for name, seconds in entry.items()}
     if not all(0 < seconds < float("inf") for seconds in times.values()):
         raise ValueError("a time that no clock shows")
-    return int(entry["times_measured"]), times
+    return times
 
 
-def _remember(path: Path, key: str, found: Times) -> Times:
-    """Merge a measurement into the file, as it is now that the measurement is done; the merged times."""
+def _remember(path: Path, key: str, found: Times) -> list[Times]:
+    """Add a measurement to the file, as it is now that the measurement is done; all that are kept."""
     known = _read(path)
-    count, before = known.get(key, (0, {}))
-    best = {name: min(seconds, before.get(name, seconds)) for name, seconds in found.items()}
-    known[key] = count + 1, best
+    known[key] = [*known.get(key, []), found][-KEPT:]
     scratch = path.with_name(f"{path.name}.{os.getpid()}.{time.time_ns()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = {name: {"times_measured": times, "seconds": seconds} for name, (times, seconds) in known.items()}
+        record = {name: {"measurements": measurements} for name, measurements in known.items()}
         scratch.write_text(json.dumps(record, indent=1))
         scratch.replace(path)
     except OSError:
         pass  # a cache folder that cannot be written costs a second or two at each start, nothing else
-    return best
+    return known[key]

@@ -1,4 +1,4 @@
-"""The calibration measures the real parts, keeps the best, and survives whatever happens to its file."""
+"""The calibration measures the real parts, takes the middle of what it measured, and survives whatever happens to its file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 CONFIG = EngineConfig(device="cpu", dtype="float32")
 
 
-def entries(place: Path) -> list[dict[str, object]]:
+def entries(place: Path) -> list[dict[str, Any]]:
     return list(json.loads(place.read_text()).values())
 
 
@@ -46,24 +47,35 @@ def test_a_measured_cost_is_remembered(model: ModelHandle, place: Path) -> None:
     assert again.as_dict() == cost.as_dict()
 
 
-def test_some_starts_measure_and_the_best_time_of_each_point_stays(model: ModelHandle, place: Path) -> None:
-    step_cost(CONFIG, model)
+def test_some_starts_measure_and_the_middle_measurement_counts(model: ModelHandle, place: Path) -> None:
+    first = step_cost(CONFIG, model)
     (entry,) = entries(place)
-    slow, fast = sorted(entry["seconds"])[:2]  # type: ignore[call-overload]
-    entry["seconds"][slow] = 1e3  # type: ignore[index]
-    entry["seconds"][fast] = 1e-9  # type: ignore[index]
-    place.write_text(json.dumps(dict.fromkeys(json.loads(place.read_text()), entry)))
+    (times,) = entry["measurements"]
+
+    def known(*factors: float) -> None:
+        measured = [{name: seconds * factor for name, seconds in times.items()} for factor in factors]
+        place.write_text(json.dumps({key: {"measurements": measured} for key in json.loads(place.read_text())}))
+
+    for factors, middle in (((1, 8, 2), 2), ((5, 1, 2, 8, 9), 5), ((1, 3, 2, 9, 8, 7, 6, 5, 4), 5), ((1, 1, 1, 1e-3), 1)):
+        known(*factors)
+        cost = step_cost(CONFIG, model)
+        assert cost.seconds(64, 64, 4096.0, 0.0) == pytest.approx(middle * first.seconds(64, 64, 4096.0, 0.0)), factors
+    known(1e6)  # a start in a moment when the machine hardly ran at all
     for _ in range(calibration.MEASUREMENTS + 2):
         step_cost(CONFIG, model)
-    (entry,) = entries(place)
-    assert entry["times_measured"] == calibration.MEASUREMENTS
-    assert entry["seconds"][slow] < 1e2  # type: ignore[index]
-    assert entry["seconds"][fast] == 1e-9  # type: ignore[index]
+    assert len(entries(place)[0]["measurements"]) == calibration.MEASUREMENTS
+    assert step_cost(CONFIG, model).seconds(64, 64) < 1e3 * first.seconds(64, 64)
     step_cost(CONFIG, model, again=True)
-    assert entries(place)[0]["times_measured"] == calibration.MEASUREMENTS + 1
+    assert len(entries(place)[0]["measurements"]) == calibration.MEASUREMENTS + 1
+    for _ in range(calibration.KEPT):
+        step_cost(CONFIG, model, again=True)
+    assert len(entries(place)[0]["measurements"]) == calibration.KEPT
 
 
-@pytest.mark.parametrize("rubbish", ["", "{", "[]", "null", '{"a": 1}', '{"a": {"times_measured": 3, "seconds": {"x": -1}}}'])
+@pytest.mark.parametrize(
+    "rubbish",
+    ["", "{", "[]", "null", '{"a": 1}', '{"a": {"times_measured": 3, "seconds": {"x": 1}}}', '{"a": {"measurements": [{"x": -1}]}}'],
+)
 def test_a_file_that_cannot_be_read_is_measured_again(model: ModelHandle, place: Path, rubbish: str) -> None:
     place.write_text(rubbish)
     assert try_step_cost(CONFIG, model) is None
@@ -99,7 +111,7 @@ def test_writers_at_once_leave_a_whole_file(place: Path) -> None:
     for thread in threads:
         thread.join()
     assert not broken
-    assert all(entry == times for _, entry in calibration._read(place).values())
+    assert all(entry == times for entries in calibration._read(place).values() for entry in entries)
     assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
