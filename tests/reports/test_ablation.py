@@ -239,7 +239,7 @@ def test_the_command_writes_its_keys(cli: Cli, tiny_folder: Path, tmp_path: Path
     path = tmp_path / "a.json"
     said = cli(
         "ablate", "-m", tiny_folder, "--fake-model", "--concurrency", "2", "--concurrency", "4", "--features", "paged,speculation",
-        "--ladder", "--rows", "6", "--repeats", "2", "--budget-s", "15", "--json", path, "--no-prefix-caching",
+        "--ladder", "--rows", "6", "--repeats", "2", "--budget-s", "300", "--json", path, "--no-prefix-caching",
     )  # fmt: skip
     assert said.code == 0, said.err
     found = json.loads(path.read_text())
