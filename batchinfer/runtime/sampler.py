@@ -34,7 +34,7 @@ def choose_sampler(target: ComputeTarget, vocab_size: int) -> tuple[Sampler, Cho
 
 
 def gather_columns(table: SequenceTable, slots: np.ndarray, places: np.ndarray, vocab_size: int) -> SamplingColumns:
-    """Columns of the slots int32 [R], with the noise keys of the positions that they are about to fill, int32 [R]."""
+    """Columns of the slots int64 [R], with the noise keys of the positions that they are about to fill, int32 [R]."""
     top_k = table.top_k[slots]
     return SamplingColumns(
         temperature=table.temperature[slots],
