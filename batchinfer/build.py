@@ -62,7 +62,8 @@ class WeightShelf:
         chosen = (f"{choice.operation} {choice.chosen}" for choice in target.choices)
         key = (str(model.files.path), target.dtype_name, target.linear.name, *chosen)
         if key not in self._kept:
-            if self._kept and weight_footprint(model, target).peak > free_bytes(target.device):
+            mapped = sum(decoder.mapped_bytes for decoder, _ in self._kept.values())
+            if self._kept and weight_footprint(model, target).peak > free_bytes(target.device, mapped):
                 self._kept.clear()
                 return_freed_memory()
             self._kept[key] = load_weights(replace(model, max_model_len=model.config.max_position), target, watch)
@@ -98,7 +99,8 @@ def build_engine(
         load = load_weights if shelf is None else shelf.load
         parts = None if config.fake_model else load(model, target, watch)
         with watch.stage("KV pool"):
-            limits, pool = engine_limits(config, model, target, need, draft)
+            mapped = 0 if parts is None else parts[0].mapped_bytes
+            limits, pool = engine_limits(config, model, target, need, draft, mapped)
         structures = StructureParts(model)
         rows = row_parts(vocabulary, limits, structures.follow)
         editors = choose_editors(model, rows, structures.constraints)
@@ -114,11 +116,17 @@ def build_engine(
 
 
 def engine_limits(
-    config: EngineConfig, model: ModelHandle, target: ComputeTarget, need: JobNeed | None, draft: ModelHandle | None = None
+    config: EngineConfig,
+    model: ModelHandle,
+    target: ComputeTarget,
+    need: JobNeed | None,
+    draft: ModelHandle | None = None,
+    mapped: int = 0,
 ) -> tuple[EngineLimits, Choice]:
     """What the engine would hold on this machine now, and why the pool is as large as it is; nothing is loaded.
 
-    A draft model's keys and values lie in the same blocks, so that each is larger by them.
+    A draft model's keys and values lie in the same blocks, so that each is larger by them. `mapped`: bytes of weights in
+    mapped files, which the system counts as free.
     """
     from batchinfer.build_control import whole_slabs
     from batchinfer.core.admission import EngineLimits
@@ -135,6 +143,7 @@ def engine_limits(
         memory=config.kv_cache_memory,
         need_tokens=need.pool_tokens if need is not None and config.paged else None,
         is_stored=not config.fake_model,
+        mapped=mapped,
     )
     num_blocks, reason = choose_num_blocks(ask, target.device)
     if not config.paged:

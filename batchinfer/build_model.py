@@ -16,11 +16,15 @@ from batchinfer.weights.gguf import read_gguf
 from batchinfer.weights.source import ModelFiles, resolve_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from batchinfer.attention.base import AttnSpec
     from batchinfer.core.sequences import SequenceTable
     from batchinfer.core.step_cost import StepCost
     from batchinfer.core.vocabulary import Vocabulary
     from batchinfer.layers.lm_head import LmHead
+    from batchinfer.model.assemble import Piece, Placement
     from batchinfer.model.decoder import Decoder
     from batchinfer.model.footprint import Footprint
     from batchinfer.runtime.calibration import Subject
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from batchinfer.runtime.head import Shaping
 
 CPU_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "block_size": 32}
+LEAST_KEPT_BYTES = 8 << 20  # of packed weights that are kept on the disk: fewer are packed in 100 ms
 CUDA_DEFAULTS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 32}
 
 
@@ -126,21 +131,80 @@ def find_sizes(model: ModelHandle, target: ComputeTarget, watch: Stopwatch) -> N
 
 def load_weights(model: ModelHandle, target: ComputeTarget, watch: Stopwatch = NO_STOPWATCH) -> tuple[Decoder, LmHead]:
     """Read and pack every weight. Raises `CapacityError` where memory is too short for them."""
-    from batchinfer.model.assemble import Placement, assemble
+    from batchinfer.model.assemble import Placement
+    from batchinfer.runtime.pool_size import return_freed_memory
+
+    place = Placement(target.dtype, target.device, target.linear, target.ops)
+    find_sizes(model, target, watch)
+    parts = _load_packed(model, target, place, watch) or _pack(model, target, place, watch)
+    return_freed_memory()
+    return parts
+
+
+def _is_kept(model: ModelHandle, target: ComputeTarget) -> bool:
+    """True where the weights, once prepared, are worth keeping on the disk.
+
+    A checkpoint in the run's own dtype would be on the disk twice (model/kept.py says for what), and a small model is
+    packed in less than 100 ms.
+    """
+    from batchinfer.weights.packed_shelf import packed_limit
+
+    changes = target.linear.name != "none" or is_quantised(model)
+    is_large = weight_footprint(model, target).held >= LEAST_KEPT_BYTES
+    return target.device.type == "cpu" and changes and is_large and packed_limit() > 0
+
+
+def _kept_at(model: ModelHandle, target: ComputeTarget, place: Placement) -> Path:
+    from batchinfer.model.kept import place_of
+
+    products = [choice.chosen for choice in target.choices if choice.operation == "matmul"]
+    return place_of(model.files, model.config, place, [target.native.target, *products])
+
+
+def _load_packed(model: ModelHandle, target: ComputeTarget, place: Placement, watch: Stopwatch) -> tuple[Decoder, LmHead] | None:
+    """The weights as an earlier start prepared them; None where there are none, or damaged ones, or no memory for them."""
+    from batchinfer.model.assemble import join
+    from batchinfer.model.kept import mapped_bytes, read_pieces
+    from batchinfer.runtime.pool_size import free_bytes
+    from batchinfer.weights.packed_file import DamagedFile
+    from batchinfer.weights.packed_shelf import discard, try_open
+
+    if not _is_kept(model, target) or weight_footprint(model, target).peak > free_bytes(target.device):
+        return None
+    with watch.stage("read the packed weights"):
+        file = try_open(_kept_at(model, target, place))
+        if file is None:
+            return None
+        try:
+            pieces = watch.each("read the packed weights", read_pieces(file))
+            with watch.stage("lay the weights out"):
+                parts = join(model.config, pieces, place, model.max_model_len)
+        except DamagedFile as err:
+            discard(file.path, err)
+            return None
+    parts[0].mapped_bytes = mapped_bytes(file)
+    watch.say("read the packed weights", f"{file.num_bytes / 1e6:,.0f} MB of an earlier start")
+    return parts
+
+
+def _pack(model: ModelHandle, target: ComputeTarget, place: Placement, watch: Stopwatch) -> tuple[Decoder, LmHead]:
+    """The weights, read from the checkpoint and packed; what is worth it is kept for the next start."""
+    from batchinfer.model.assemble import join, prepare
+    from batchinfer.model.kept import Keeper, writing
     from batchinfer.model.load import iter_weights
-    from batchinfer.runtime.pool_size import free_bytes, return_freed_memory
+    from batchinfer.runtime.pool_size import free_bytes
 
     with watch.stage("read the weights"):
         weights = iter_weights(model.files, model.config)
     free, size = free_bytes(target.device), weight_footprint(model, target)
     if size.peak > free:
         raise CapacityError(_too_large(model, target, free))
-    place = Placement(target.dtype, target.device, target.linear, target.ops)
-    find_sizes(model, target, watch)
     with watch.stage("pack the weights"):
-        parts = assemble(model.config, watch.each("read the weights", weights), place, model.max_model_len)
-        return_freed_memory()
-    return parts
+        pieces: Iterable[Piece] = prepare(watch.each("read the weights", weights), place)
+        if _is_kept(model, target):
+            facts = {"model": model.files.name, "form": f"{target.linear.name}, {target.dtype_name}"}
+            pieces = writing(pieces, Keeper(_kept_at(model, target, place), facts, model.config, size.held, watch))
+        return join(model.config, pieces, place, model.max_model_len)
 
 
 def _too_large(model: ModelHandle, target: ComputeTarget, free: int) -> str:

@@ -24,14 +24,19 @@ class Known:
     measured: bool
 
 
+def processor_facts() -> list[object]:
+    """What decides which instructions a matrix library uses: the processor, and the variables that tell it."""
+    machine = read_machine()
+    return [machine.cpu, machine.cpu_features, {name: os.environ.get(name) for name in LIBRARY_VARIABLES}]
+
+
 def remembered(kind: str, facts: object, measure: Callable[[], Any]) -> Known:
     """What `measure` says, from the cache where it was measured before.
 
     `facts` are what it depends on, as JSON, beside the processor and the variables that tell matrix libraries which of
     its instructions to use. A cache that cannot be read or written only costs the time to measure.
     """
-    machine = read_machine()
-    about = [machine.cpu, machine.cpu_features, {name: os.environ.get(name) for name in LIBRARY_VARIABLES}, facts]
+    about = [*processor_facts(), facts]
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     place = cache_root() / kind / f"{digest}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):

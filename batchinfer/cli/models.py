@@ -20,20 +20,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 def list_models(as_json: AsJson = False) -> None:
     """Names that --model takes, what they resolve to, whether they are here, and where the caches are."""
     from batchinfer.weights.fetch import hub_cache, models_cache
+    from batchinfer.weights.packed_shelf import kept_weights, packed_folder, packed_limit
     from batchinfer.weights.shelf import known_names
 
-    names = known_names()
-    caches = {"unpacked models": str(models_cache()), "Hugging Face hub": str(hub_cache())}
+    names, packed = known_names(), kept_weights()
+    caches = {"unpacked models": str(models_cache()), "packed weights": str(packed_folder()), "Hugging Face hub": str(hub_cache())}
     if as_json:
         rows = [
             {"name": n.name, "about": n.about, "origin": n.origin, "files": str(n.files) if n.files else None, "missing": n.missing}
             for n in names
         ]
-        _print_json({"models": rows, "caches": caches})
+        files = [{"model": k.model, "form": k.form, "bytes": k.num_bytes, "file": str(k.path)} for k in packed]
+        _print_json({"models": rows, "packed": files, "packed_limit": packed_limit(), "caches": caches})
         return
     for known in names:
         print(known.name)
         _print_facts({"what": known.about, "from": known.origin, "here": str(known.files or f"no: {known.missing}")}, indent="  ")
+    if packed:
+        total = sum(kept.num_bytes for kept in packed)
+        print(f"packed weights, {total / 1e6:,.0f} of at most {packed_limit() / 1e6:,.0f} MB, used last first")
+        for kept in packed:
+            print(f"  {kept.model} ({kept.form})  {kept.num_bytes / 1e6:,.0f} MB")
     print("caches")
     _print_facts(caches, indent="  ")
 
@@ -61,26 +68,30 @@ def inspect(name: Name, revision: Revision = None, as_json: AsJson = False) -> N
 @app.command()
 def clear(
     name: Annotated[
-        str | None, typer.Argument(help="One model's name; without it, everything that was unpacked.", show_default=False)
+        str | None, typer.Argument(help="One model's name; without it, everything that was unpacked or packed.", show_default=False)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete models that this tool unpacked into its own cache. The hub's cache is left alone."""
-    from batchinfer.weights.fetch import models_cache
+    """Delete models that this tool unpacked, and weights that it packed, from its own cache. The hub's cache is left alone."""
+    from batchinfer.config import cache_root
+    from batchinfer.weights.packed_shelf import clear_packed, kept_weights
     from batchinfer.weights.shelf import remove_unpacked, unpacked_models
 
     there = unpacked_models()
     chosen = [(known, size) for known, size in there if name in (None, known)]
-    if name is not None and not chosen:
+    packed = [kept for kept in kept_weights() if name in (None, kept.model)]
+    if name is not None and not chosen and not packed:
         remove_unpacked(name)  # says what is there
-    if not chosen:
-        typer.echo(f"nothing to clear in {models_cache()}", err=True)
+    if not chosen and not packed:
+        typer.echo(f"nothing to clear in {cache_root()}", err=True)
         return
-    listed = ", ".join(f"{known} ({size / 1e6:,.0f} MB)" for known, size in chosen)
+    items = [*chosen, *((f"packed weights of {kept.model}, {kept.form}", kept.num_bytes) for kept in packed)]
+    listed = ", ".join(f"{known} ({size / 1e6:,.0f} MB)" for known, size in items)
     if not yes:
-        typer.confirm(f"delete {listed} from {models_cache()}?", abort=True, err=True)
+        typer.confirm(f"delete {listed} from {cache_root()}?", abort=True, err=True)
     for known, _ in chosen:
         remove_unpacked(known)
+    clear_packed(packed)
     typer.echo(f"deleted {listed}", err=True)
 
 

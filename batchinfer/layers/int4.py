@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from batchinfer.layers.prepared import Form, Packing, Prepared, Tensors, with_bias
 from batchinfer.ops.layouts import GroupInt4, PanelInt4
 
 GROUP = 32  # as in GGUF files of 4 bits, whose groups are kept
@@ -21,7 +22,7 @@ def can_pack_int4(weight: Tensor) -> bool:
     return weight.shape[0] % OUTPUTS == 0 and weight.shape[1] % GROUP == 0
 
 
-def pack_int4(weight: Tensor, bias: Tensor | None) -> GroupInt4:
+def _to_groups(weight: Tensor, bias: Tensor | None) -> Prepared:
     """4 bits for every weight, for torch's kernel; `weight` in float32.
 
     A weight that was dequantised from groups of 32 (GGUF's Q4_0 and Q4_1) keeps their grids and codes; any other is
@@ -30,10 +31,10 @@ def pack_int4(weight: Tensor, bias: Tensor | None) -> GroupInt4:
     codes, least, step = _on_grids(weight)
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.view(weight.shape), 1)
     scale_offset = torch.stack((step, least + MIDDLE * step), dim=-1).view(len(weight), -1, 2).transpose(0, 1)
-    return GroupInt4(packed, scale_offset.bfloat16().contiguous(), GROUP, bias)
+    return Prepared(GROUPS, with_bias(bias, packed=packed, scale_offset=scale_offset.bfloat16().contiguous()))
 
 
-def pack_int4_panels(weight: Tensor, bias: Tensor | None) -> PanelInt4:
+def _to_panels(weight: Tensor, bias: Tensor | None) -> Prepared:
     """The same for the native kernel, with grids in float16, as GGUF files have them."""
     codes, least, step = _on_grids(weight)
     vectors, groups = len(weight) // OUTPUTS, weight.shape[1] // GROUP
@@ -43,7 +44,21 @@ def pack_int4_panels(weight: Tensor, bias: Tensor | None) -> PanelInt4:
         for half in range(2):
             lanes |= parts[pair, half] << (4 * pair + 16 * half)
     grid = torch.stack((step, least), dim=-1).view(vectors, OUTPUTS, groups, 2).permute(0, 2, 3, 1)
-    return PanelInt4(lanes, grid.half().contiguous(), None if bias is None else bias.float())
+    return Prepared(PANELS, with_bias(None if bias is None else bias.float(), codes=lanes, grid=grid.half().contiguous()))
+
+
+def _finish_groups(tensors: Tensors) -> GroupInt4:
+    return GroupInt4(tensors["packed"], tensors["scale_offset"], GROUP, tensors.get("bias"))
+
+
+def _finish_panels(tensors: Tensors) -> PanelInt4:
+    return PanelInt4(tensors["codes"], tensors["grid"], tensors.get("bias"))
+
+
+GROUPS = Form("int4 groups", _finish_groups, copies=False)
+PANELS = Form("int4 panels", _finish_panels, copies=False)
+pack_int4 = Packing(_to_groups)
+pack_int4_panels = Packing(_to_panels)
 
 
 def _on_grids(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

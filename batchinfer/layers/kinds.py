@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from batchinfer.errors import BackendError
-from batchinfer.layers.int4 import can_pack_int4, pack_int4, pack_int4_panels
+from batchinfer.layers.int4 import GROUPS, PANELS, can_pack_int4, pack_int4, pack_int4_panels
 from batchinfer.layers.linear import (
-    Pack,
+    DENSE,
+    FLOAT32,
+    INT8,
+    ONEDNN_BF16,
     any_sizes,
     float32_sizes,
     onednn_bf16_sizes,
@@ -25,8 +28,8 @@ from batchinfer.layers.linear import (
     pack_onednn_bf16,
 )
 from batchinfer.layers.linear_check import int8_product_saturates
-from batchinfer.layers.tiles import pack_tile_bf16, pack_tile_int8
-from batchinfer.ops.layouts import Layout
+from batchinfer.layers.prepared import Form, Packing, Prepared
+from batchinfer.layers.tiles import TILES_BF16, TILES_INT8, pack_tile_bf16, pack_tile_int8
 from batchinfer.ops.native.int4 import can_multiply_int4
 from batchinfer.ops.native.linear_amx import can_multiply_tiles
 from batchinfer.ops.table import Choice
@@ -48,8 +51,8 @@ class LinearKind:
     name: str  # as --quantization spells it
     rows: Rows
     weight_dtype: torch.dtype
-    pack: Pack
-    head_pack: Pack
+    pack: Packing
+    head_pack: Packing
     sizes: Callable[[tuple[int, int]], Known] = any_sizes  # what a pack wants to know of a shape (out, in), found out beforehand
 
 
@@ -106,20 +109,21 @@ def _int8(library: ctypes.CDLL | None) -> tuple[LinearKind, Choice]:
 
 def _int4(dtype: torch.dtype, library: ctypes.CDLL | None) -> tuple[LinearKind, Choice]:
     native = library is not None and can_multiply_int4(library)
-    pack_groups: Pack = pack_int4_panels if native else pack_int4
+    pack_groups = pack_int4_panels if native else pack_int4
     otherwise, _ = _plain(torch.device("cpu"), dtype, library)
     # A head in 4 bits alone would cost 5 % of perplexity (SmolLM2-135M); in 8 bits it costs next to nothing.
     head, head_choice = _int8(library)
 
-    def pack(weight: Tensor, bias: Tensor | None) -> Layout:
+    def prepare(weight: Tensor, bias: Tensor | None) -> Prepared:
         if can_pack_int4(weight):
-            return pack_groups(weight, bias)
+            return pack_groups.prepare(weight, bias)
         log.info("a linear layer of %d x %d stays in %s: its sizes do not suit the 4-bit kernels", *weight.shape, dtype)
-        return otherwise.pack(weight.to(dtype), None if bias is None else bias.to(dtype))
+        return otherwise.pack.prepare(weight.to(dtype), None if bias is None else bias.to(dtype))
 
     chosen = f"{'native' if native else 'torch'}, int4; head: {head_choice.chosen}"
     reason = "groups of 32 inputs, widened to bf16 on the way" if native else "the native kernel needs AVX-512 with BF16"
-    return LinearKind("int4", "plain", torch.float32, pack, head.pack), Choice("matmul", chosen, reason)
+    return LinearKind("int4", "plain", torch.float32, Packing(prepare), head.pack), Choice("matmul", chosen, reason)
 
 
 QUANTIZATIONS = ("none", "int8", "int4")
+FORMS: dict[str, Form] = {form.name: form for form in (DENSE, FLOAT32, ONEDNN_BF16, INT8, GROUPS, PANELS, TILES_BF16, TILES_INT8)}

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from batchinfer.layers.prepared import Form, Packing, Prepared, Tensors, with_bias
 from batchinfer.layers.row_sizes import row_sizes
 from batchinfer.ops.layouts import Dense, Int8Channel, Layout, OneDnnBf16
 from batchinfer.ops.reference import dense_matmul, onednn_bf16_matmul
@@ -15,12 +16,6 @@ from batchinfer.ops.rotation import block_size, rotate
 from batchinfer.ops.rows import Entry, Product
 from batchinfer.ops.table import Ops
 from batchinfer.remembered import Known
-
-Pack = Callable[[Tensor, Tensor | None], Layout]
-"""(weight [out, in], bias [out] or None), on the run's device and in the dtype that the pack asks for -> layout.
-
-Every output is packed for itself: packing some rows of a weight gives these rows' outputs, bit for bit.
-"""
 
 INT8_MOST = 127
 INT8_MOST_NARROW = 63  # two products of 255 * 63 fit into 16 bits: for processors whose multiply-add saturates there
@@ -38,14 +33,48 @@ class Linear:
         return self._matmul(x, self.layout)
 
 
-def pack_dense(weight: Tensor, bias: Tensor | None) -> Dense:
-    """Keep the weight as it is."""
-    return Dense(weight.contiguous(), bias)
+def _weight_of(tensors: Tensors) -> Tensor:
+    return tensors["weight"]
 
 
-def pack_float32(weight: Tensor, bias: Tensor | None) -> Dense:
-    """Keep a float32 weight as it is, for a CPU, and know at which numbers of rows the library sums alike."""
-    return Dense(weight.contiguous(), bias, float32_sizes((weight.shape[0], weight.shape[1])).value)
+def _shape_of(weight: Tensor) -> tuple[int, int]:
+    return weight.shape[0], weight.shape[1]
+
+
+def _finish_dense(tensors: Tensors) -> Dense:
+    return Dense(_weight_of(tensors), tensors.get("bias"))
+
+
+def _finish_float32(tensors: Tensors) -> Dense:
+    weight = _weight_of(tensors)
+    return Dense(weight, tensors.get("bias"), float32_sizes(_shape_of(weight)).value)
+
+
+def _finish_onednn_bf16(tensors: Tensors) -> OneDnnBf16:
+    weight = _weight_of(tensors)
+    return OneDnnBf16(_reorder(weight), tensors.get("bias"), onednn_bf16_sizes(_shape_of(weight)).value)
+
+
+def _finish_int8(tensors: Tensors) -> Int8Channel:
+    packed: Tensor = torch.ops.onednn.qlinear_prepack(tensors["codes"], None)
+    zero = torch.zeros(len(tensors["scale"]), dtype=torch.int32)
+    return Int8Channel(packed, tensors["scale"], zero, tensors.get("bias"))
+
+
+DENSE = Form("dense", _finish_dense, copies=False)
+FLOAT32 = Form("float32", _finish_float32, copies=False)
+ONEDNN_BF16 = Form("bf16", _finish_onednn_bf16, copies=True)
+INT8 = Form("int8", _finish_int8, copies=True)
+
+
+def _as_it_is(form: Form) -> Callable[[Tensor, Tensor | None], Prepared]:
+    return lambda weight, bias: Prepared(form, with_bias(bias, weight=weight.contiguous()))
+
+
+pack_dense = Packing(_as_it_is(DENSE))  # keeps the weight as it is
+pack_float32 = Packing(_as_it_is(FLOAT32))  # the same for a CPU, with the numbers of rows at which the library sums alike
+pack_onednn_bf16 = Packing(_as_it_is(ONEDNN_BF16))  # reordered for oneDNN's matrix kernels
+WITHOUT_COPY = (pack_dense, pack_float32)  # a head that shares the table of embeddings takes no memory of its own
 
 
 def float32_sizes(shape: tuple[int, int]) -> Known:
@@ -54,15 +83,7 @@ def float32_sizes(shape: tuple[int, int]) -> Known:
 
 
 def _float32_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    return partial(dense_matmul, layout=pack_dense(weight, None))
-
-
-WITHOUT_COPY = (pack_dense, pack_float32)  # a head that shares the table of embeddings takes no memory of its own
-
-
-def pack_onednn_bf16(weight: Tensor, bias: Tensor | None) -> OneDnnBf16:
-    """Reorder a bf16 weight for oneDNN's matrix kernels, and know at which numbers of rows they sum alike."""
-    return OneDnnBf16(_reorder(weight), bias, onednn_bf16_sizes((weight.shape[0], weight.shape[1])).value)
+    return partial(dense_matmul, layout=Dense(weight, None))
 
 
 def onednn_bf16_sizes(shape: tuple[int, int]) -> Known:
@@ -84,21 +105,14 @@ def _reorder(weight: Tensor) -> Tensor:
     return packed
 
 
-def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Channel:
+def _to_int8(weight: Tensor, bias: Tensor | None, most: int) -> Prepared:
     """Rotate, then round each output's weights to 8 bits, symmetric, on the scale of its largest; best from float32."""
-    return _pack_int8(weight, bias, INT8_MOST)
-
-
-def pack_int8_narrow(weight: Tensor, bias: Tensor | None) -> Int8Channel:
-    """As `pack_int8` with 7 bits, which no processor's 8-bit multiply-add can drive out of range."""
-    return _pack_int8(weight, bias, INT8_MOST_NARROW)
-
-
-def _pack_int8(weight: Tensor, bias: Tensor | None, most: int) -> Int8Channel:
     codes, scale = int8_codes(weight, most)
-    packed: Tensor = torch.ops.onednn.qlinear_prepack(codes, None)
-    zero = torch.zeros(len(scale), dtype=torch.int32)
-    return Int8Channel(packed, scale, zero, None if bias is None else bias.float())
+    return Prepared(INT8, with_bias(None if bias is None else bias.float(), codes=codes, scale=scale))
+
+
+pack_int8 = Packing(partial(_to_int8, most=INT8_MOST))
+pack_int8_narrow = Packing(partial(_to_int8, most=INT8_MOST_NARROW))  # 7 bits, which no multiply-add can drive out of range
 
 
 def int8_codes(weight: Tensor, most: int) -> tuple[Tensor, Tensor]:

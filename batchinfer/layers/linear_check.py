@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from batchinfer.layers.linear import Linear, Pack
+from batchinfer.layers.linear import Linear
+from batchinfer.layers.prepared import Packing
 from batchinfer.layers.row_sizes import cancelling
 from batchinfer.ops.layouts import Int8Channel
 from batchinfer.ops.reference import int8_matmul
@@ -24,7 +25,7 @@ WINDOWS = 4  # places at which a small batch is cut out
 EXTREME_SHAPE = (64, 1024)  # (out, in): some blocks of every kernel in both directions
 
 
-def differing_row_counts(pack: Pack, ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> list[int]:
+def differing_row_counts(pack: Packing, ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> list[int]:
     """Numbers of rows at which a product of `shape` (out, in) gives a row other bits than among `MOST_ROWS` rows."""
     weight, x = (part.to(dtype) for part in cancelling(shape, MOST_ROWS))
     linear = Linear(pack(weight, None), ops)
@@ -49,7 +50,7 @@ def _values(product: Product) -> Tensor:
     return product if isinstance(product, Tensor) else product.values
 
 
-def int8_product_saturates(pack: Pack) -> bool:
+def int8_product_saturates(pack: Packing) -> bool:
     """True when an 8-bit product of the largest codes is not the exact sum: without VNNI, two products of 8 bits are
     added in 16, which they overflow.
     """

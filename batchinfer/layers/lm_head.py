@@ -40,12 +40,24 @@ class LmHead:
 
         `table`: the same weight in the run's dtype, where it is kept in any case (a head that is tied to the embeddings).
         """
-        widths = slice_widths(len(weight))
-        self.vocab_size = len(weight)
+        slices = torch.split(weight, slice_widths(len(weight)))
+        self._take([kind.head_pack(part.to(kind.weight_dtype), None) for part in slices], len(weight), kind, ops, table)
+
+    @classmethod
+    def of_layouts(cls, layouts: list[Layout], vocab_size: int, kind: LinearKind, ops: Ops, table: Tensor | None) -> LmHead:
+        """The head of slices (`slice_widths`) that were packed before; `table` as above."""
+        head = cls.__new__(cls)
+        head._take(layouts, vocab_size, kind, ops, table)
+        return head
+
+    def _take(self, layouts: list[Layout], vocab_size: int, kind: LinearKind, ops: Ops, table: Tensor | None) -> None:
+        widths = slice_widths(vocab_size)
+        assert len(layouts) == len(widths)
+        self.vocab_size = vocab_size
         self.rounds = kind.weight_dtype is torch.bfloat16  # logits come in bf16: their spacing is 1/8 between 16 and 32
         self._table = table
         self._first_ids = [0, *accumulate(widths[:-1])]
-        self._slices = [Linear(kind.head_pack(part.to(kind.weight_dtype), None), ops) for part in torch.split(weight, widths)]
+        self._slices = [Linear(layout, ops) for layout in layouts]
 
     def slices(self, hidden: Entry, num_ids: int) -> Iterator[tuple[int, Product]]:
         """(first token id, logits of that and the following ids [R, width]) for hidden states [R, H], in ascending order.

@@ -30,6 +30,7 @@ class Decoder:
 
     def __init__(self, embed: Tensor, layers: list[LayerWeights], norm: Tensor, norm_eps: float, rotary: RotaryTable, ops: Ops) -> None:
         self.layers = layers
+        self.mapped_bytes = 0  # of weights that lie in a mapped file: memory which the system counts as free
         self._embed = embed  # [V, H]
         self._norm = norm
         self._eps = norm_eps

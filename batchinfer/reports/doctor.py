@@ -241,10 +241,11 @@ def _int8_facts(section: Section) -> None:
 
 def _caches(findings: Findings, threads: int | None) -> None:
     from batchinfer.weights.fetch import hub_cache
+    from batchinfer.weights.packed_shelf import packed_folder
 
     section = findings.section("caches")
     root = cache_root()
-    for name, path in {"batchinfer": root, "hub": hub_cache()}.items():
+    for name, path in {"batchinfer": root, "packed weights": packed_folder(), "hub": hub_cache()}.items():
         section.add(name, f"{path} ({in_bytes(size_of(path))})" if path.exists() else f"{path} (not there yet)")
     shelf = os.environ.get("BATCHINFER_MODELS")
     section.add("models folder", shelf or "none (BATCHINFER_MODELS names one)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,14 +27,19 @@ class PoolRequest:
     num_blocks: int | None
     memory: int | None  # bytes
     need_tokens: int | None
+    mapped: int = 0  # bytes of weights in mapped files
     is_stored: bool = True  # False: the forward pass is a fake, and blocks are numbers only
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that the pool could take on the device, cgroup and address-space limits respected."""
+def free_bytes(device: torch.device, mapped: int = 0) -> int:
+    """Memory that the pool could take on the device, cgroup and address-space limits respected.
+
+    `mapped`: bytes that are in use in mapped files, which the system calls available and a cgroup counts as used.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    free = read_memory().free
+    memory = read_memory()
+    free = replace(memory, available=max(0, memory.available - mapped)).free
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -55,7 +60,7 @@ def return_freed_memory() -> None:
 def choose_num_blocks(ask: PoolRequest, device: torch.device) -> tuple[int, str]:
     """(blocks in all, the null block included; why). Raises `ConfigError` or `CapacityError` when it cannot be."""
     block_bytes = ask.block_size * ask.bytes_per_token
-    free = free_bytes(device) if ask.is_stored else UNBOUNDED
+    free = free_bytes(device, ask.mapped) if ask.is_stored else UNBOUNDED
     if ask.num_blocks is not None or ask.memory is not None:
         blocks = ask.num_blocks if ask.num_blocks is not None else (ask.memory or 0) // block_bytes
         flag = "--num-kv-blocks" if ask.num_blocks is not None else "--kv-cache-memory"

@@ -23,7 +23,7 @@ from batchinfer.weights.fetch import (
     hub_token,
 )
 from batchinfer.weights.json_file import read_json
-from batchinfer.weights.safetensors import weight_files
+from batchinfer.weights.safetensors import INDEX, weight_files
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -161,6 +161,24 @@ def _from_hub(name: str, repo: str, revision: str | None) -> ModelFiles:
 def read_json_if_there(path: Path) -> dict[str, Any]:
     """As `read_json`; an absent file is an empty object."""
     return read_json(path) if path.exists() or path.is_symlink() else {}
+
+
+def weights_identity(files: ModelFiles) -> list[list[object]]:
+    """What tells a checkpoint's weights from others: of each file its place, size, times and, if it is small, a hash of its contents.
+
+    The time of the last change counts beside that of the contents: tools that unpack or copy set the latter back.
+    """
+    if files.kind == "gguf":
+        paths = [files.path]
+    else:
+        paths = [path for path in (files.path / INDEX, *weight_files(files.path)) if path.exists()]
+    found: list[list[object]] = []
+    for path in paths:
+        place = path.resolve()
+        status = place.stat()
+        contents = hashlib.sha256(place.read_bytes()).hexdigest() if status.st_size <= SMALL_FILE_BYTES else ""
+        found.append([str(place), status.st_size, status.st_mtime_ns, status.st_ctime_ns, contents])
+    return found
 
 
 def fingerprint(files: ModelFiles) -> str:

@@ -154,6 +154,7 @@ def test_the_table_sums_each_block_and_folds_what_is_short() -> None:
 def test_a_run_tells_its_stages(cli: Cli, tiny_folder: Path, tmp_path: Path) -> None:
     rows, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     rows.write_text('{"prompt": "hello", "max_tokens": 3}\n' * 3)
+    _remembered.cache_clear()  # what earlier tests left in this process says nothing of this cache
     said = cli("run", rows, "-m", tiny_folder, "-o", output, "--timings")
     assert said.code == 0, said.err
     assert "start, up to the end of the first step" in said.err

@@ -10,6 +10,7 @@ from batchinfer.config import EngineConfig
 from batchinfer.errors import CapacityError
 from batchinfer.layers.linear import Linear
 from batchinfer.layers.lm_head import LmHead
+from batchinfer.machine import Memory
 from batchinfer.model.decoder import Decoder
 from batchinfer.runtime import pool_size
 from tests.engine.engines import build, generate_head, open_tiny
@@ -31,7 +32,7 @@ def test_what_would_fit_is_named(model: ModelHandle, monkeypatch: pytest.MonkeyP
     peaks = {name: footprint(model, name)[1] for name in ("int8", "int4")}
     assert max(peaks.values()) < footprint(model, "none")[1]
     for free in (*peaks.values(), min(peaks.values()) - 1):
-        monkeypatch.setattr(pool_size, "free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(pool_size, "free_bytes", lambda device, mapped=0, free=free: free)
         with pytest.raises(CapacityError, match="of memory are free") as caught:
             build(model)
         assert [name for name in peaks if f"--quantization {name}" in str(caught.value)] == [name for name in peaks if peaks[name] <= free]
@@ -57,3 +58,10 @@ def test_float32_weights_take_what_was_predicted(model: ModelHandle) -> None:
     """Packed layouts are opaque to torch; plain ones, whose head shares the table, can be counted."""
     engine = build(model, dtype="float32")
     assert held_bytes(engine.runner._decoder, generate_head(engine).lm_head) == footprint(model, "none")[0]
+
+
+def test_a_cgroup_counts_mapped_weights_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_size, "read_memory", lambda: Memory(total=1000, available=800, cgroup_limit=600, cgroup_used=400))
+    cpu = torch.device("cpu")
+    assert pool_size.free_bytes(cpu) == pool_size.free_bytes(cpu, 300) == 200
+    assert pool_size.free_bytes(cpu, 700) == 100

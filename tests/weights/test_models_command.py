@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +14,8 @@ from batchinfer.attention.kv_cache import KV_FORMATS
 from batchinfer.cli.models import app
 from batchinfer.errors import ConfigError
 from batchinfer.weights.fetch import models_cache
+from batchinfer.weights.packed_file import PackedWriter
+from batchinfer.weights.packed_shelf import packed_folder
 from tests.oracle.tiny_models import IM_END_ID, write_gguf, write_tiny
 
 
@@ -54,6 +57,28 @@ def test_list_keeps_paths_whole_and_says_what_a_gated_name_needs(tmp_path: Path,
     assert "unsloth/Llama-3.2-1B-Instruct" in text
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "a token")
     assert "gated, needs" not in run("list")
+
+
+def keep(name: str, model: str) -> Path:
+    path = packed_folder() / f"{name}.safetensors"
+    writer = PackedWriter(path, 1)
+    writer.add("embed/dense/weight", "U8", (2_000_000,), np.zeros(2_000_000, np.uint8))
+    writer.finish({"model": model, "form": "int8, bf16"})
+    return path
+
+
+def test_packed_weights_are_listed_and_cleared(tmp_path: Path) -> None:
+    first, second = keep("a", "one"), keep("b", "two")
+    (packed_folder() / "torn.safetensors").write_bytes(b"x")
+    assert "one (int8, bf16)  2 MB" in run("list")
+    data = json.loads(run("list", "--json"))
+    assert {kept["model"] for kept in data["packed"]} == {"one", "two", "damaged"}
+    assert data["packed_limit"] == 16 << 30
+    run("clear", "one", "--yes")
+    assert not first.exists()
+    assert second.exists()
+    run("clear", "--yes")
+    assert not list(packed_folder().iterdir())
 
 
 def test_pull_prints_the_place_alone(tmp_path: Path) -> None:
