@@ -32,7 +32,10 @@ ARM_CPU_FLAGS = ("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2")
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of memory: the machine's, what is available now, and the cgroup's limit and use where there is one."""
+    """Bytes of memory: the machine's, what is available now, and the cgroup's limit and use where there is one.
+
+    What the system keeps of files and can drop at any time is available, and not in use; so are weights in a mapped file.
+    """
 
     total: int
     available: int
@@ -173,6 +176,8 @@ def _cgroup_memory() -> tuple[int | None, int | None]:
     tightest: tuple[int | None, int | None] = (None, None)
     for folder, limit_name, used_name in _cgroup_folders():
         limit, used = _number_in(folder / limit_name), _number_in(folder / used_name)
+        if used is not None:
+            used = max(0, used - _cached_bytes(folder / "memory.stat"))
         if limit is not None and (tightest[0] is None or limit - (used or 0) < tightest[0] - (tightest[1] or 0)):
             tightest = (limit, used)
     return tightest
@@ -196,6 +201,17 @@ def _cgroup_folders() -> list[tuple[Path, str, str]]:
         folder = base / path.strip("/")
         found += [(each, *names) for each in (folder, *folder.parents) if each == base or base in each.parents]
     return found
+
+
+def _cached_bytes(stat: Path) -> int:
+    """Bytes of files that a cgroup's processes have read or written, those of the groups inside it included."""
+    try:
+        numbers = dict(line.split() for line in stat.read_text().splitlines())
+        names = ("inactive_file", "active_file")
+        prefix = "total_" if "total_inactive_file" in numbers else ""  # version 1 tells a group's own beside them
+        return sum(int(numbers.get(prefix + name, 0)) for name in names)
+    except (OSError, ValueError):
+        return 0
 
 
 def _number_in(path: Path) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -34,12 +34,11 @@ class PoolRequest:
 def free_bytes(device: torch.device, mapped: int = 0) -> int:
     """Memory that the pool could take on the device, cgroup and address-space limits respected.
 
-    `mapped`: bytes that are in use in mapped files, which the system calls available and a cgroup counts as used.
+    `mapped`: bytes that are in use in mapped files, which the system could drop and would read again at every step.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    memory = read_memory()
-    free = replace(memory, available=max(0, memory.available - mapped)).free
+    free = max(0, read_memory().free - mapped)
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from batchinfer import machine
 from batchinfer.build import ModelHandle, compute_target, weight_footprint
 from batchinfer.config import EngineConfig
 from batchinfer.errors import CapacityError
 from batchinfer.layers.linear import Linear
 from batchinfer.layers.lm_head import LmHead
-from batchinfer.machine import Memory
 from batchinfer.model.decoder import Decoder
 from batchinfer.runtime import pool_size
 from tests.engine.engines import build, generate_head, open_tiny
@@ -60,8 +62,20 @@ def test_float32_weights_take_what_was_predicted(model: ModelHandle) -> None:
     assert held_bytes(engine.runner._decoder, generate_head(engine).lm_head) == footprint(model, "none")[0]
 
 
-def test_a_cgroup_counts_mapped_weights_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_size, "read_memory", lambda: Memory(total=1000, available=800, cgroup_limit=600, cgroup_used=400))
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_that_the_system_keeps_take_no_memory_from_a_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """A checkpoint was read and packed weights were written; else nothing would be left for the pool."""
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}[version]
+    for name, number in zip(names, (1000, 900), strict=True):
+        (tmp_path / name).write_text(f"{number}\n")
+    own = "inactive_file 300\nactive_file 200\n"
+    (tmp_path / "memory.stat").write_text(
+        own if version == 2 else "inactive_file 1\nactive_file 1\ntotal_inactive_file 300\ntotal_active_file 200\n"
+    )
+    monkeypatch.setattr(machine, "_cgroup_folders", lambda: [(tmp_path, *names)])
+    assert (machine.read_memory().cgroup_limit, machine.read_memory().cgroup_used) == (1000, 400)
     cpu = torch.device("cpu")
-    assert pool_size.free_bytes(cpu) == pool_size.free_bytes(cpu, 300) == 200
-    assert pool_size.free_bytes(cpu, 700) == 100
+    assert pool_size.free_bytes(cpu) == 600
+    assert pool_size.free_bytes(cpu, 500) == 100
+    (tmp_path / "memory.stat").unlink()
+    assert pool_size.free_bytes(cpu) == 100
