@@ -87,6 +87,18 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
+def largest_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Bytes of the largest cache of the first processor, which others may share; 0 where the system does not tell."""
+    sizes = [0]
+    for path in folder.glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            sizes.append(int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
+        except (OSError, ValueError):
+            continue
+    return max(sizes)
+
+
 def read_memory() -> Memory:
     """Memory of the machine and of the cgroup."""
     info = _meminfo()

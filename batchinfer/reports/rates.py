@@ -11,14 +11,16 @@ from pathlib import Path
 
 from batchinfer.config import cache_root
 from batchinfer.errors import BackendError
-from batchinfer.machine import read_machine, usable_cores
+from batchinfer.machine import largest_cache, read_machine, read_memory, usable_cores
 
 CPU_PRODUCTS = ((256, 1024, 576), (512, 1024, 1024), (512, 1536, 1536))  # rows, outputs, inputs: which is best differs by machine
 CUDA_PRODUCTS = (4096, 8192)  # rows, outputs and inputs alike
-STREAM_BYTES = {"cpu": 128 * 2**20, "cuda": 1024 * 2**20}
+STREAM_BYTES = {"cpu": 128 * 2**20, "cuda": 1024 * 2**20}  # at least
+STREAM_CACHES = 2  # of a CPU, what is streamed is as large as so many of its largest cache: that must not hold it
+MOST_OF_MEMORY = 8  # but no more than an eighth of what is free
 TIMING_SECONDS = 0.05  # for each timing
 MEMORY = "memory"
-CALIBRATION_VERSION = 2
+CALIBRATION_VERSION = 3
 MEASUREMENTS = 3  # starts that measure; one alone may fall into a busy moment
 
 
@@ -117,11 +119,16 @@ def _memory_rate(device: str) -> float:
     from batchinfer.layers.trial import best_seconds
 
     with torch.inference_mode():
-        source = torch.ones(STREAM_BYTES[device] // 4, device=device)
+        source = torch.ones(_stream_bytes(device) // 4, device=device)
         target = torch.empty_like(source)
         size, wait = float(source.numel() * 4), _wait(device)
         copied = 2.0 * size / best_seconds(lambda: target.copy_(source), TIMING_SECONDS, wait)  # reads and writes every byte
         return max(copied, size / best_seconds(source.sum, TIMING_SECONDS, wait))
+
+
+def _stream_bytes(device: str) -> int:
+    least = STREAM_BYTES[device]
+    return max(least, min(STREAM_CACHES * largest_cache(), read_memory().free // MOST_OF_MEMORY)) if device == "cpu" else least
 
 
 def _wait(device: str) -> Callable[[], None]:

@@ -12,8 +12,10 @@ import torch
 
 from batchinfer.core.stats import StepShape
 from batchinfer.layers.kinds import choose_linear
+from batchinfer.machine import Memory, largest_cache
 from batchinfer.model.footprint import head_bytes, linear_bytes
 from batchinfer.ops.layouts import Dense, Int8Channel, Layout, OneDnnBf16
+from batchinfer.reports import rates
 from batchinfer.reports.limit import LimitMeter, ModelDims, gap_reasons
 from batchinfer.reports.rates import Arithmetic, MachineRates, machine_rates
 
@@ -147,6 +149,22 @@ def test_rates_are_measured_a_few_times_and_the_best_is_remembered(tmp_path: Pat
     assert all(torch.__version__ in key for key in json.loads(path.read_text()))
     path.write_text("{ torn")
     assert machine_rates(arithmetic).source == "measured"
+
+
+@pytest.mark.parametrize("cache, free, streamed", [(32, 16_000, 128), (300, 16_000, 600), (300, 2_000, 250), (300, 100, 128)])
+def test_what_is_streamed_does_not_fit_into_a_cache(cache: int, free: int, streamed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In MiB: a rate of 51 GB/s was measured within a cache of 300 where the memory gave 25."""
+    monkeypatch.setattr(rates, "largest_cache", lambda: cache << 20)
+    monkeypatch.setattr(rates, "read_memory", lambda: Memory(free << 21, free << 20, None, None))
+    assert rates._stream_bytes("cpu") == streamed << 20
+
+
+def test_the_largest_cache(tmp_path: Path) -> None:
+    for index, size in enumerate(("48K\n", "2048K\n", "300M\n", "odd\n", "")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size)
+    assert largest_cache(tmp_path) == 300 << 20
+    assert largest_cache(tmp_path / "nowhere") == 0
 
 
 def test_an_8_bit_run_is_judged_by_8_bit_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
